@@ -1,0 +1,32 @@
+# Each target sets up .venv on first use, from python3 (3.11 or newer) and nothing else.
+
+PYTHON ?= python3
+ARGS ?=
+READY := .venv/.ready
+
+.PHONY: demo test check clean
+
+demo: $(READY)
+	@.venv/bin/python examples/demo.py $(ARGS)
+
+test: $(READY)
+	@.venv/bin/pytest -m "not gpu" $(ARGS)
+
+check: $(READY)
+	@.venv/bin/ruff check
+	@.venv/bin/ruff format --check
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "hyperslab needs Python 3.11 or newer, which $(PYTHON) is not: make PYTHON=python3.11" >&2; exit 1; }
+	@echo "Setting up .venv (once; torch is large)" >&2
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,47 @@
+"""Train CNNs on samples larger than a GPU: one partition, from the file to the gradient."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hyperslab.errors import (
+    CommError as CommError,
+    ConfigError as ConfigError,
+    FormatError as FormatError,
+    HyperslabError as HyperslabError,
+    LayoutError as LayoutError,
+    UnsupportedOp as UnsupportedOp,
+)
+
+if TYPE_CHECKING:
+    from hyperslab.comm.mesh import Mesh as Mesh, init as init
+    from hyperslab.nn.enter import from_local as from_local, shard as shard
+    from hyperslab.nn.parallelize import parallelize as parallelize
+    from hyperslab.nn.recut import gather as gather
+    from hyperslab.nn.registry import register as register
+    from hyperslab.nn.slab import Slab as Slab
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Mesh": "hyperslab.comm",
+    "init": "hyperslab.comm",
+    "Slab": "hyperslab.nn",
+    "from_local": "hyperslab.nn",
+    "gather": "hyperslab.nn",
+    "parallelize": "hyperslab.nn",
+    "register": "hyperslab.nn",
+    "shard": "hyperslab.nn",
+}
+"""Names whose modules load torch, and are therefore imported when first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'hyperslab' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

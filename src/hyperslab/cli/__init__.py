@@ -1,0 +1,1 @@
+"""The ``hyperslab`` command: one file a subcommand, which loads torch only when it runs."""

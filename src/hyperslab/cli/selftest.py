@@ -1,0 +1,179 @@
+"""Two local ranks that compute a convolution together and compare it with one process.
+
+``run_selftest`` starts this module as a program, once a rank.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from hyperslab.errors import CommError
+
+NUM_RANKS = 2
+STEPS = ("all_reduce", "conv3d")
+TOLERANCE = 1e-10
+
+# What an outer launcher may have set; a rank that inherits it would wait for the outer ranks.
+_LAUNCHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MASTER_", "TORCHELASTIC_"),
+    *("SLURM", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYD", "PALS_"),
+)
+
+
+class Check(NamedTuple):
+    """One line of the doctor's report."""
+
+    name: str
+    ok: bool
+    detail: str
+    """What was found, or the reason why not."""
+
+
+def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
+    """A check for each step of the self-test on ``device``, up to the first that failed."""
+    with TemporaryDirectory(prefix="hyperslab-doctor-") as name:
+        folder = Path(name)
+        with _started_ranks(device, folder) as ranks:
+            failure = _wait(ranks, folder, timeout_seconds)
+        num_passed = sum((folder / step).exists() for step in STEPS)
+    names = [f"{device}: {step}" for step in (*STEPS, "shutdown")]
+    passed = [Check(name, True, f"{NUM_RANKS} ranks agree") for name in names[:num_passed]]
+    return [*passed, Check(names[num_passed], False, failure)] if failure else passed
+
+
+def rank_environ(environ: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
+    """The environment of one rank: ``environ`` without its launcher, kept to loopback."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    kept = {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
+    return kept | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(NUM_RANKS),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(NUM_RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The running ranks; they are ended on leaving."""
+    port = _free_port()
+    command = [sys.executable, "-m", "hyperslab.cli.selftest", device, str(folder)]
+    ranks = []
+    try:
+        for rank in range(NUM_RANKS):
+            with _log(folder, rank).open("wb") as log:
+                environ = rank_environ(os.environ, rank, port)
+                ranks.append(
+                    subprocess.Popen(
+                        command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    )
+                )
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> str | None:
+    """None when all ranks have ended well, else the reason of the first that did not."""
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in ranks]
+        for rank, code in enumerate(codes):
+            if code:
+                return f"rank {rank}: {_reason(folder, rank) or f'exit code {code}'}"
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(0.05)
+    return f"no answer within {timeout_seconds:g} s"
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.log"
+
+
+def _failure(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.failure"
+
+
+def _reason(folder: Path, rank: int) -> str:
+    """The last line that ``rank`` left: of its error, or of its log if it died without one."""
+    failure = _failure(folder, rank)
+    text = (failure if failure.exists() else _log(folder, rank)).read_text(errors="replace")
+    return text.strip().rpartition("\n")[2]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# What each rank runs
+
+
+def _run_rank(device: str, folder: Path) -> None:
+    """Leave a file in ``folder`` for each step that passed, or one with the error."""
+    try:
+        _run_steps(device, folder)
+    except Exception as error:
+        # torch may log more after the traceback, so that the log's last line would not do.
+        failure = _failure(folder, int(os.environ["RANK"]))
+        failure.write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _run_steps(device: str, folder: Path) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d), strict=True):
+        check(device)
+        (folder / step).touch()
+    dist.destroy_process_group()
+
+
+def _check_all_reduce(device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(total)
+    if total.item() != 3:
+        raise CommError(f"1 + 2 summed over two ranks gave {total.item()}")
+
+
+def _check_conv3d(device: str) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    import hyperslab as hs
+
+    mesh = hs.init(depth=NUM_RANKS, device=device)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 8, 4, 4, dtype=torch.float64, generator=generator).to(mesh.device)
+    weight = torch.randn(3, 2, 3, 3, 3, dtype=torch.float64, generator=generator).to(mesh.device)
+    whole = F.conv3d(x, weight, padding=1)
+    split: Any = hs.shard(x, mesh)  # torch's stubs know Tensors only
+    ours = hs.gather(F.conv3d(split, weight, padding=1))
+    off = (ours - whole).abs().max().item()
+    if not off <= TOLERANCE:
+        raise CommError(f"conv3d on {NUM_RANKS} ranks is off by {off:.1e}, over {TOLERANCE:g}")
+
+
+if __name__ == "__main__":
+    _run_rank(sys.argv[1], Path(sys.argv[2]))

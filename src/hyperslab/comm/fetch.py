@@ -1,0 +1,104 @@
+"""The one collective: every rank names the box it needs, and gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.messages import Pending, post_messages
+from hyperslab.layout import Exchange
+
+
+def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
+    """The box ``exchange.wanted`` of the tensor of which ``x`` is this rank's piece.
+
+    What lies outside the tensor is ``fill``. Where nothing moves, ``x`` itself or a view of it.
+
+    Collective over ``mesh``. Differentiable: the backward pass sends each box's gradient home, where
+    the boxes are added.
+    """
+    if exchange.idle and exchange.covered:
+        return x if exchange.kept == exchange.owned else x[exchange.kept_from]
+    return _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-any-return]
+
+
+class _Fetch(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, mesh: Mesh, fill: float) -> Tensor:
+        ctx.exchange, ctx.mesh = exchange, mesh
+        received = post_fetch(x, exchange, mesh).wait()
+        if exchange.wanted == exchange.owned:
+            return x.view_as(x)
+        parts = [(exchange.kept_to, x[exchange.kept_from])] if exchange.kept else []
+        parts += zip((message.where for message in exchange.receives), received, strict=True)
+        return assemble(exchange.wanted.shape, parts, x, None if exchange.covered else fill)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        exchange, mesh = ctx.exchange, ctx.mesh
+        pieces = [grad[message.where] for message in exchange.receives]
+        pending = post_return(pieces, exchange, grad.dtype, mesh)
+        if exchange.kept == exchange.owned:
+            home = grad[exchange.kept_to]
+            home = home.clone() if exchange.sends else home
+        else:
+            home = grad.new_zeros(exchange.owned.shape)
+            home[exchange.kept_from] = grad[exchange.kept_to]
+        add_returned(home, pending.wait(), exchange)
+        return home, None, None, None
+
+
+def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
+    """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
+    pieces = [x[message.where] for message in exchange.sends]
+    doing = "fetching its part of a split tensor"
+    return post_messages(pieces, exchange.sends, exchange.receives, x.dtype, mesh, doing)
+
+
+def post_return(
+    pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
+) -> Pending:
+    """The adjoint of ``post_fetch``: sends the gradients of received boxes home, without waiting."""
+    doing = "returning the gradient of a split tensor"
+    return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, doing)
+
+
+def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:
+    """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
+    for message, box in zip(exchange.sends, returned, strict=True):
+        home[message.where] += box
+
+
+def assemble(
+    shape: tuple[int, ...],
+    parts: Iterable[tuple[tuple[slice, ...], Tensor]],
+    like: Tensor,
+    fill: float | None,
+) -> Tensor:
+    """A new tensor made of ``parts``, each put where it belongs; the rest is ``fill``.
+
+    ``fill`` is None where the parts cover the shape.
+    """
+    out = torch.empty(
+        shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
+    )
+    if fill is not None:
+        out.fill_(fill)
+    for where, part in parts:
+        out[where] = part
+    return out
+
+
+def memory_format_of(x: Tensor) -> torch.memory_format:
+    """Channels last where ``x`` is so and not also contiguous."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+    if last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last):
+        return last
+    return torch.contiguous_format

@@ -1,0 +1,37 @@
+"""Process groups, made once for every set of ranks and kept as long as the default group lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+_made: dict[tuple[object, ...], ProcessGroup] = {}
+_made_for: list[ProcessGroup] = []
+
+
+def group_of(
+    partition: Iterable[tuple[int, ...]], rank: int, backend: str, timeout: timedelta
+) -> ProcessGroup:
+    """The group of the set of ranks in ``partition`` that ``rank`` belongs to.
+
+    Collective over all ranks the first time: each makes all the groups of the partition, in the same
+    order, as torch wants it. These groups carry only our messages, so that they cannot be mistaken
+    for those of DDP or FSDP, which run in the default group.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if _made_for != [world]:
+        _made.clear()
+        _made_for[:] = [world]
+    found = None
+    for ranks in partition:
+        key = (ranks, backend, timeout)
+        if key not in _made:
+            _made[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+        if rank in ranks:
+            found = _made[key]
+    assert found is not None
+    return found

@@ -1,0 +1,175 @@
+"""The ranks as a mesh with named axes, and how they come together."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from hyperslab.comm.groups import group_of
+from hyperslab.comm.launch import Launch, find_launch
+from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES, Grid
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """The grid of ranks as this rank sees it, and the process groups along its axes.
+
+    Without a process group (one process) nothing here talks to anyone.
+    """
+
+    grid: Grid
+    rank: int
+    device: torch.device
+    backend: str | None
+    """What carries messages: None alone, else ``gloo`` or ``cpu:gloo,cuda:nccl``."""
+    timeout: timedelta
+    batch_stats: str = "global"
+    """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""
+    _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.grid.num_ranks
+
+    @cached_property
+    def coords(self) -> Mapping[str, int]:
+        """This rank's coords, by axis name."""
+        return self.grid.coords[self.rank]
+
+    @cached_property
+    def stages_through_host(self) -> bool:
+        """Whether messages between CUDA tensors go through host memory.
+
+        gloo cannot send CUDA tensors, and NCCL refuses ranks that share a GPU.
+        """
+        return self.device.type == "cuda" and self.backend == "gloo"
+
+    @cached_property
+    def group(self) -> ProcessGroup:
+        """All ranks."""
+        return self.group_over(AXES)
+
+    def group_over(self, axes: Collection[str]) -> ProcessGroup:
+        """The ranks whose coords differ from this rank's only along ``axes``.
+
+        Collective over all ranks the first time it is asked for a set of axes.
+        """
+        key = frozenset(axes) & frozenset(self.grid.long_axes)
+        if key not in self._groups:
+            assert self.backend is not None
+            partition = self.grid.groups(key)
+            self._groups[key] = group_of(partition, self.rank, self.backend, self.timeout)
+        return self._groups[key]
+
+    def axes_beside(self, axes: Collection[str]) -> tuple[str, ...]:
+        """The axes with several ranks that are not in ``axes``: those a tensor split over ``axes`` repeats on."""
+        return tuple(axis for axis in self.grid.long_axes if axis not in axes)
+
+    def __str__(self) -> str:
+        return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
+
+
+def init(
+    *,
+    sample: int | None = None,
+    channel: int = 1,
+    depth: int = 1,
+    height: int = 1,
+    width: int = 1,
+    device: str | torch.device | None = None,
+    timeout_seconds: float = 600.0,
+) -> Mesh:
+    """The mesh of all ranks with the given number of them along each axis.
+
+    ``sample``, left out or -1, takes the ranks that the other axes leave. Starts ``torch.distributed``
+    where torchrun, srun or mpirun started several processes; uses a process group that is already
+    there; alone, needs none. May be called again for another mesh over the same ranks.
+
+    A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
+
+    Collective over all ranks.
+    """
+    launch = find_launch()
+    num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
+    asked = dict(sample=sample, channel=channel, depth=depth, height=height, width=width)
+    grid = _grid(asked, num_ranks)
+    if not timeout_seconds > 0:
+        raise ConfigError(f"timeout_seconds must be above 0, got {timeout_seconds}")
+    timeout = timedelta(seconds=timeout_seconds)
+    place = _device(device, launch)
+    if num_ranks == 1:
+        return Mesh(grid, 0, place, None, timeout)
+    backend = _backend(place, launch)
+    if not dist.is_initialized():
+        _join(launch, backend, timeout)
+    mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
+    # NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
+    dist.barrier(mesh.group) if backend == "gloo" else dist.all_reduce(
+        torch.zeros(1, device=place), group=mesh.group
+    )
+    return mesh
+
+
+def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
+    """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
+    for axis, size in asked.items():
+        free = axis == "sample" and (size is None or size == -1)
+        if not free and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
+    sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
+    product = math.prod(sizes.values())
+    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
+    if "sample" not in sizes:
+        if num_ranks % product:
+            raise ConfigError(
+                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple of "
+                f"{product}"
+            )
+        sizes["sample"] = num_ranks // product
+    elif product != num_ranks:
+        raise ConfigError(
+            f"a mesh of {shown} needs {product} ranks, but there {'is' if num_ranks == 1 else 'are'} "
+            f"{num_ranks}: change the axes, or start {product} processes (torchrun "
+            f"--nproc-per-node {product} ...)"
+        )
+    return Grid(tuple(sizes[axis] for axis in AXES))
+
+
+def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device {device!r} was asked for, but torch finds no usable GPU")
+        if place.index is None:
+            place = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+    return place
+
+
+def _backend(device: torch.device, launch: Launch) -> str:
+    """NCCL where every rank of the node has a GPU of its own, else gloo."""
+    own_gpu = device.type == "cuda" and launch.num_local_ranks <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+
+
+def _join(launch: Launch, backend: str, timeout: timedelta) -> None:
+    if launch.launcher == "torchrun":  # its agent already listens on MASTER_PORT
+        os.environ.setdefault("MASTER_ADDR", launch.master_addr or "127.0.0.1")
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(
+            backend,
+            init_method=f"tcp://{launch.master_addr}:{launch.master_port}",
+            rank=launch.rank,
+            world_size=launch.num_ranks,
+            timeout=timeout,
+        )

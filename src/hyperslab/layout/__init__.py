@@ -1,0 +1,28 @@
+"""Index arithmetic: spans, boxes, cuts, windows, layouts. No torch, no I/O."""
+
+from hyperslab.layout.box import Box as Box
+from hyperslab.layout.cuts import Cuts as Cuts, cut_evenly as cut_evenly
+from hyperslab.layout.exchange import (
+    Exchange as Exchange,
+    Message as Message,
+    Windowed as Windowed,
+    output_box_reads as output_box_reads,
+    plan_exchange as plan_exchange,
+    plan_recut as plan_recut,
+    plan_windows as plan_windows,
+)
+from hyperslab.layout.grid import AXES as AXES, Grid as Grid
+from hyperslab.layout.layout import (
+    DIM_AXES as DIM_AXES,
+    Layout as Layout,
+    Split as Split,
+    split_over as split_over,
+)
+from hyperslab.layout.reshape import infer_shape as infer_shape, plan_reshape as plan_reshape
+from hyperslab.layout.span import Span as Span
+from hyperslab.layout.window import (
+    Reads as Reads,
+    TransposedWindow as TransposedWindow,
+    Window as Window,
+    output_cuts as output_cuts,
+)

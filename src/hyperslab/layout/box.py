@@ -1,0 +1,74 @@
+"""One span per dim: the hyperslab itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hyperslab.layout.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a global array: one span per dim, in global coordinates."""
+
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def of(cls, *bounds: tuple[int, int]) -> Box:
+        """The box with the given ``(start, stop)`` along each dim.
+
+        >>> Box.of((0, 4), (2, 5)).shape
+        (4, 3)
+        """
+        return cls(tuple(Span(*pair) for pair in bounds))
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> Box:
+        return cls(tuple(Span(0, extent) for extent in shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(span.size for span in self.spans)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def __bool__(self) -> bool:
+        """Whether the box holds any index at all."""
+        return all(span.stop > span.start for span in self.spans)
+
+    def __and__(self, other: Box) -> Box:
+        return Box(tuple(mine & theirs for mine, theirs in zip(self.spans, other.spans, strict=True)))
+
+    def contains(self, other: Box) -> bool:
+        pairs = zip(self.spans, other.spans, strict=True)
+        return not other or all(mine.contains(theirs) for mine, theirs in pairs)
+
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
+        """Where this box lies in an array that holds ``outer``."""
+        pairs = zip(self.spans, outer.spans, strict=True)
+        return tuple(span.slice_from(around.start) for span, around in pairs)
+
+    def with_span(self, dim: int, span: Span) -> Box:
+        return Box((*self.spans[:dim], span, *self.spans[dim + 1 :]))
+
+    def minus(self, inner: Box) -> tuple[Box, ...]:
+        """Disjoint boxes that cover what is in this box and not in ``inner``.
+
+        At most two boxes a dim: the faces below and above ``inner``.
+
+        >>> [box.shape for box in Box.of((0, 4), (0, 4)).minus(Box.of((1, 3), (0, 3)))]
+        [(1, 4), (1, 4), (2, 1)]
+        """
+        if not self & inner:
+            return (self,) if self else ()
+        faces, rest = [], self
+        for dim, (mine, hole) in enumerate(zip(self.spans, (self & inner).spans, strict=True)):
+            below = rest.with_span(dim, Span(mine.start, hole.start))
+            above = rest.with_span(dim, Span(hole.stop, mine.stop))
+            faces += [face for face in (below, above) if face]
+            rest = rest.with_span(dim, hole)
+        return tuple(faces)

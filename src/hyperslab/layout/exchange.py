@@ -1,0 +1,135 @@
+"""Who sends which box to whom, so that every rank holds the box it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from hyperslab.layout.box import Box
+from hyperslab.layout.grid import Grid
+from hyperslab.layout.layout import Layout, Split
+from hyperslab.layout.span import Span
+from hyperslab.layout.window import Reads, output_cuts
+
+
+class Message(NamedTuple):
+    """A box that goes to, or comes from, rank ``peer``."""
+
+    peer: int
+    box: Box
+    where: tuple[slice, ...]
+    """Where the box lies in the owned piece (sends) or in the wanted one (receives)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One rank's part in an exchange of boxes.
+
+    ``wanted`` may reach beyond the tensor; what lies outside is nobody's to send.
+    """
+
+    owned: Box
+    wanted: Box
+    kept: Box
+    """What is wanted and already here."""
+    kept_from: tuple[slice, ...]
+    kept_to: tuple[slice, ...]
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+
+    covered: bool
+    """Whether every wanted index lies inside the tensor."""
+    idle: bool
+    """Whether no rank of the grid sends anything."""
+
+
+def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) -> Exchange:
+    """What ``rank`` sends and receives when rank ``r`` asks for ``wanted[r]`` of ``source``.
+
+    Where ``source`` is equal on several ranks, a rank asks the one that shares its coords along the
+    axes that do not split ``source``: itself first, and no rank is asked by all.
+    """
+    mine = grid.coords[rank]
+    replicated = [axis for axis in grid.long_axes if axis not in source.axes]
+    boxes = [source.box(coords) for coords in grid.coords]
+    owned, asked = boxes[rank], wanted[rank]
+    sends, receives = [], []
+    for peer, theirs in enumerate(grid.coords):
+        if peer == rank or any(theirs[axis] != mine[axis] for axis in replicated):
+            continue
+        if piece := owned & wanted[peer]:
+            sends.append(Message(peer, piece, piece.slices_in(owned)))
+        if piece := boxes[peer] & asked:
+            receives.append(Message(peer, piece, piece.slices_in(asked)))
+    kept = owned & asked
+    num_here = kept.numel + sum(message.box.numel for message in receives)
+    whole = Box.whole(source.shape)
+    return Exchange(
+        owned=owned,
+        wanted=asked,
+        kept=kept,
+        kept_from=kept.slices_in(owned),
+        kept_to=kept.slices_in(asked),
+        sends=tuple(sends),
+        receives=tuple(receives),
+        covered=num_here == asked.numel,
+        idle=all(own.contains(want & whole) for own, want in zip(boxes, wanted, strict=True)),
+    )
+
+
+@lru_cache(maxsize=4096)
+def plan_recut(grid: Grid, rank: int, source: Layout, target: Layout) -> Exchange:
+    """How ``rank`` gets its piece under ``target`` of a tensor that lies under ``source``."""
+    return plan_exchange(grid, rank, source, [target.box(coords) for coords in grid.coords])
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """A windowed operator's output layout and how a rank gets the inputs it reads."""
+
+    output: Layout
+    box: Box
+    """The outputs that this rank owns."""
+    exchange: Exchange
+
+
+@lru_cache(maxsize=4096)
+def plan_windows(
+    grid: Grid, rank: int, source: Layout, windows: tuple[Reads | None, ...]
+) -> Windowed:
+    """The plan of an operator that reads ``windows[dim]`` along each dim (None: index by index).
+
+    The wanted box reaches beyond the tensor where the operator reads padding along a split dim. A
+    dim that is whole on every rank is wanted whole and without its padding: the local operator pads
+    it as ever.
+    """
+    output = source
+    for dim, window in enumerate(windows):
+        if window is not None:
+            extent, split = window.output_extent(source.shape[dim]), source.splits[dim]
+            cut = split and Split(split.axis, output_cuts(window, split.cuts))
+            output = output.with_dim(dim, extent, cut)
+
+    def reads(coords: Mapping[str, int]) -> Box:
+        return output_box_reads(source, windows, output.box(coords))
+
+    wanted = [reads(coords) for coords in grid.coords]
+    exchange = plan_exchange(grid, rank, source, wanted)
+    return Windowed(output, output.box(grid.coords[rank]), exchange)
+
+
+def output_box_reads(source: Layout, windows: tuple[Reads | None, ...], output: Box) -> Box:
+    """The box of ``source`` that the outputs in ``output`` read; see ``plan_windows``."""
+    spans = []
+    for dim, (window, span) in enumerate(zip(windows, output.spans, strict=True)):
+        if window is None:
+            spans.append(span)
+        elif source.splits[dim] is None:
+            spans.append(Span(0, source.shape[dim]))
+        else:
+            spans.append(window.reads(span))
+    return Box(tuple(spans))
+
+

@@ -1,0 +1,166 @@
+"""How a global tensor is spread over the grid of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hyperslab.errors import LayoutError
+from hyperslab.layout.box import Box
+from hyperslab.layout.cuts import Cuts, cut_at, cut_evenly
+from hyperslab.layout.grid import Grid
+from hyperslab.layout.span import Span
+
+DIM_AXES: Mapping[int, tuple[str | None, ...]] = {
+    0: (),
+    1: ("sample",),
+    2: ("sample", "channel"),
+    3: ("sample", "channel", "width"),
+    4: ("sample", "channel", "height", "width"),
+    5: ("sample", "channel", "depth", "height", "width"),
+}
+"""Which axis cuts which dim, by the tensor's number of dims."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One dim cut over the ranks along one axis."""
+
+    axis: str
+    cuts: Cuts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of a global tensor and, for each dim, how it is split (None: whole on every rank).
+
+    A tensor is equal on ranks that differ only along an axis that splits none of its dims.
+    """
+
+    shape: tuple[int, ...]
+    splits: tuple[Split | None, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Layouts are keys of every cache on the way of a step, so their hash is made once.
+        object.__setattr__(self, "_hash", hash((self.shape, self.splits)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @classmethod
+    def unsplit(cls, shape: Sequence[int]) -> Layout:
+        return cls(tuple(shape), (None,) * len(shape))
+
+    @cached_property
+    def split_dims(self) -> tuple[int, ...]:
+        return tuple(dim for dim, split in enumerate(self.splits) if split)
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that split a dim."""
+        return tuple(split.axis for split in self.splits if split)
+
+    def span(self, dim: int, coords: Mapping[str, int]) -> Span:
+        split = self.splits[dim]
+        return split.cuts.spans[coords[split.axis]] if split else Span(0, self.shape[dim])
+
+    def box(self, coords: Mapping[str, int]) -> Box:
+        """What the rank at ``coords`` holds."""
+        return Box(tuple(self.span(dim, coords) for dim in range(len(self.shape))))
+
+    def axes_of(self, dims: Sequence[int]) -> tuple[str, ...]:
+        """The axes that split any of ``dims``."""
+        return tuple(split.axis for dim in dims if (split := self.splits[dim]))
+
+    def with_dim(self, dim: int, extent: int, split: Split | None = None) -> Layout:
+        """This layout with dim ``dim`` of another extent and split."""
+        return Layout(
+            (*self.shape[:dim], extent, *self.shape[dim + 1 :]),
+            (*self.splits[:dim], split, *self.splits[dim + 1 :]),
+        )
+
+    def whole_along(self, dims: Sequence[int]) -> Layout:
+        """This layout with ``dims`` no longer split."""
+        splits = tuple(None if dim in dims else split for dim, split in enumerate(self.splits))
+        return replace(self, splits=splits)
+
+    def describe(self) -> str:
+        """The shape and its splits in words, for errors.
+
+        >>> Layout.unsplit((2, 3)).describe()
+        '2x3, whole on every rank'
+        """
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        return f"{shape}, {self.describe_splits() or 'whole on every rank'}"
+
+    def describe_splits(self) -> str:
+        """The split dims in words, such as ``dim 2 split over depth=2``."""
+        return ", ".join(
+            f"dim {dim} split over {split.axis}={split.cuts.num}"
+            for dim, split in enumerate(self.splits)
+            if split
+        )
+
+
+def split_over(
+    shape: Sequence[int],
+    grid: Grid,
+    axes: Sequence[str | None] | None = None,
+    cuts: Mapping[str, Sequence[int]] | None = None,
+) -> Layout:
+    """The layout of a tensor that enters the mesh: each dim cut along its axis.
+
+    ``axes`` names the axis of each dim; by default it follows from the number of dims (``DIM_AXES``).
+    Channels stay whole. ``cuts`` gives the bounds along some axes; the others are cut evenly.
+
+    Every rank calls this with the same arguments, so an error is raised on all of them, before any
+    of them waits for another.
+    """
+    names = _check_axes(shape, axes)
+    given = dict(cuts or {})
+    if unused := sorted(set(given) - {name for name in names if name}):
+        raise LayoutError(f"cuts are given for {unused}, but the axes of the tensor are {names}")
+    splits = [
+        _split_dim(shape, dim, name, grid.size(name), given.get(name))
+        if name and name != "channel"
+        else None
+        for dim, name in enumerate(names)
+    ]
+    return Layout(tuple(shape), tuple(splits))
+
+
+def _split_dim(
+    shape: Sequence[int], dim: int, axis: str, num: int, bounds: Sequence[int] | None
+) -> Split | None:
+    extent = shape[dim]
+    if bounds is not None:
+        cuts = cut_at(bounds, extent, num, axis)
+    elif 1 < num and extent < num:
+        raise LayoutError(
+            f"cannot split dim {dim} of a tensor of shape {tuple(shape)}, an extent of {extent}, over "
+            f"{axis}={num}: every rank needs at least one index (use a smaller {axis}, or give cuts "
+            "with empty pieces)"
+        )
+    else:
+        cuts = cut_evenly(extent, num)
+    return Split(axis, cuts) if num > 1 else None
+
+
+def _check_axes(shape: Sequence[int], axes: Sequence[str | None] | None) -> tuple[str | None, ...]:
+    if axes is None:
+        if len(shape) not in DIM_AXES:
+            raise LayoutError(
+                f"a tensor of shape {tuple(shape)} has {len(shape)} dims, and the axes of at most 5 are "
+                "known: name them, such as axes=('sample', 'channel', None, 'depth', 'height', 'width')"
+            )
+        return DIM_AXES[len(shape)]
+    named = [axis for axis in axes if axis]
+    unknown = [axis for axis in named if axis not in DIM_AXES[5]]
+    if len(axes) != len(shape) or len(set(named)) != len(named) or unknown:
+        raise LayoutError(
+            f"axes {tuple(axes)} do not fit a tensor of shape {tuple(shape)}: give one of "
+            f"{DIM_AXES[5]} or None for each dim, each name once"
+        )
+    return tuple(axes)

@@ -1,0 +1,110 @@
+"""Which inputs an output of a convolution or a pool reads, along one dim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hyperslab.layout.cuts import Cuts
+from hyperslab.layout.span import Span
+
+
+class Reads(Protocol):
+    """How the outputs along one dim depend on the inputs along it."""
+
+    def output_extent(self, extent: int) -> int:
+        """How many outputs there are for ``extent`` inputs."""
+
+    def reads(self, output: Span) -> Span:
+        """The inputs that ``output`` needs; may reach beyond the tensor's ends."""
+
+    def output_cut(self, cut: int) -> int:
+        """The first output of the piece whose first input is ``cut``; may lie beyond the ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Output ``o`` reads inputs ``o * stride - padding + d * dilation`` for ``0 <= d < kernel``.
+
+    What lies outside the tensor is padding. There are ``padding + extra`` indices of it after the
+    tensor's end: ``extra`` serves "same" padding of even kernels and the overhang of ``ceil_mode``.
+    """
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    extra: int = 0
+
+    @property
+    def reach(self) -> int:
+        """From the first input that an output reads to the last."""
+        return self.dilation * (self.kernel - 1)
+
+    def output_extent(self, extent: int) -> int:
+        return (extent + 2 * self.padding + self.extra - self.reach - 1) // self.stride + 1
+
+    def reads(self, output: Span) -> Span:
+        first = output.start * self.stride - self.padding
+        if not output.size:
+            return Span(first, first)
+        return Span(first, (output.stop - 1) * self.stride - self.padding + self.reach + 1)
+
+    def output_cut(self, cut: int) -> int:
+        """An output belongs to the rank that owns the middle of the inputs it reads.
+
+        With "same" padding that is input ``o * stride``.
+        """
+        return -((self.reach // 2 - self.padding - cut) // self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedWindow:
+    """Input ``i`` adds to outputs ``i * stride - padding + d * dilation`` for ``0 <= d < kernel``."""
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    output_padding: int = 0
+
+    @property
+    def reach(self) -> int:
+        return self.dilation * (self.kernel - 1)
+
+    def output_extent(self, extent: int) -> int:
+        return (extent - 1) * self.stride - 2 * self.padding + self.reach + self.output_padding + 1
+
+    def reads(self, output: Span) -> Span:
+        """The inputs that add to ``output``, and enough of them to write all of it.
+
+        Where the stride is longer than the kernel some outputs get nothing; an input next to them is
+        read all the same, so that ``writes(reads(output))`` covers ``output``.
+        """
+        first = min(self._first_to_reach(output.start), self._last_at(output.start))
+        if not output.size:
+            return Span(first, first)
+        last = max(self._first_to_reach(output.stop - 1), self._last_at(output.stop - 1))
+        return Span(first, last + 1)
+
+    def _first_to_reach(self, output: int) -> int:
+        return -((self.reach - self.padding - output) // self.stride)
+
+    def _last_at(self, output: int) -> int:
+        return (output + self.padding) // self.stride
+
+    def writes(self, inputs: Span) -> Span:
+        """The outputs that ``inputs`` add to, before any is cut off at the tensor's ends."""
+        first = inputs.start * self.stride - self.padding
+        return Span(first, first + (inputs.size - 1) * self.stride + self.reach + 1)
+
+    def output_cut(self, cut: int) -> int:
+        """The stride's worth of outputs in the middle of what an input adds to is its own."""
+        return cut * self.stride - self.padding + (self.reach - self.stride + 2) // 2
+
+
+def output_cuts(window: Reads, cuts: Cuts) -> Cuts:
+    """The cuts of a windowed operator's output, from those of its input."""
+    extent = window.output_extent(cuts.extent)
+    inner = [min(max(0, window.output_cut(cut)), extent) for cut in cuts.bounds[1:-1]]
+    return Cuts((0, *inner, extent))

@@ -1,0 +1,67 @@
+"""Operands of one pointwise function, brought to one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperslab.layout import Box, Layout, Split
+from hyperslab.nn.recut import recut
+from hyperslab.nn.slab import Slab
+
+
+def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], Slab]:
+    """The local operands of a broadcasting function, and a Slab whose layout is that of the result.
+
+    Slabs are re-cut to the layout of the largest of them (of ``to``, where the function writes into
+    it); plain tensors, whole on every rank, are narrowed to this rank's box.
+    """
+    slabs = [operand for operand in operands if isinstance(operand, Slab)]
+    lead = to or max(slabs, key=Slab.numel)
+    shapes = tuple(tuple(x.shape) for x in operands if isinstance(x, Slab | Tensor))
+    layout = _broadcast(lead.layout, tuple(slab.layout for slab in slabs), shapes)
+    box = layout.box(lead.mesh.coords)
+    return [localize(operand, layout, box) for operand in operands], Slab(lead.local, layout, lead.mesh)
+
+
+def localize(operand: Any, layout: Layout, box: Box) -> Any:
+    """The part of ``operand`` that broadcasts against this rank's ``box`` under ``layout``."""
+    if isinstance(operand, Slab):
+        return recut(operand, _restricted(layout, operand.layout.shape)).local
+    if isinstance(operand, Tensor) and layout.split_dims:
+        behind = len(layout.shape) - operand.ndim
+        for dim in layout.split_dims:
+            if dim >= behind and operand.shape[dim - behind] != 1:
+                span = box.spans[dim]
+                operand = operand.narrow(dim - behind, span.start, span.size)
+    return operand
+
+
+@lru_cache(maxsize=4096)
+def _broadcast(lead: Layout, layouts: tuple[Layout, ...], shapes: tuple[tuple[int, ...], ...]) -> Layout:
+    """The layout of the broadcast result: each dim split as in ``lead``, else as in another Slab."""
+    shape = tuple(torch.broadcast_shapes(*shapes))
+    splits: list[Split | None] = [None] * len(shape)
+    for layout in (lead, *layouts):
+        behind = len(shape) - len(layout.shape)
+        for dim, split in enumerate(layout.splits):
+            taken = {chosen.axis for chosen in splits if chosen}
+            whole = layout.shape[dim] == shape[behind + dim]
+            if split and whole and splits[behind + dim] is None and split.axis not in taken:
+                splits[behind + dim] = split
+    return Layout(shape, tuple(splits))
+
+
+@lru_cache(maxsize=4096)
+def _restricted(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    """The layout in which an operand of ``shape`` broadcasts against ``layout`` piece by piece."""
+    behind = len(layout.shape) - len(shape)
+    splits = [
+        layout.splits[behind + dim] if extent == layout.shape[behind + dim] else None
+        for dim, extent in enumerate(shape)
+    ]
+    return Layout(shape, tuple(splits))

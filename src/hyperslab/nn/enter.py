@@ -1,0 +1,112 @@
+"""How plain tensors become Slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from hyperslab.comm.agree import agree, agree_on
+from hyperslab.comm.fetch import fetch, memory_format_of
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import reduce_sum
+from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.layout import Box, Layout, plan_recut, split_over
+from hyperslab.nn.slab import Slab
+
+Cuts = Mapping[str, Sequence[int]]
+
+
+def shard(
+    tensor: Tensor,
+    mesh: Mesh,
+    *,
+    cuts: Cuts | None = None,
+    axes: Sequence[str | None] | None = None,
+) -> Slab:
+    """The Slab of ``tensor``, which every rank holds whole and alike.
+
+    Dims map to axes by their number, as in (N, C, D, H, W); ``axes`` names them where that is not
+    so, as for a label map: ``axes=("sample", "depth", "height", "width")``. ``cuts`` gives uneven
+    bounds along some axes: ``cuts={"depth": [0, 9, 16]}``.
+
+    Collective over the mesh. The gradient that reaches ``tensor`` is the whole one, on every rank.
+    """
+    tensor = _checked(tensor, mesh)
+    agree_on("the tensors given to shard", (tuple(tensor.shape), tensor.dtype, cuts, axes), mesh)
+    layout = split_over(tuple(tensor.shape), mesh.grid, axes, cuts)
+    local = _Shard.apply(tensor, layout, mesh) if mesh.num_ranks > 1 else tensor
+    return Slab(local, layout, mesh)
+
+
+def from_local(
+    piece: Tensor,
+    mesh: Mesh,
+    shape: Sequence[int],
+    *,
+    cuts: Cuts | None = None,
+    axes: Sequence[str | None] | None = None,
+) -> Slab:
+    """The Slab of a tensor of global ``shape`` of which each rank brings its own ``piece``.
+
+    ``cuts`` and ``axes`` as for ``shard``. Ranks that hold the same box must bring equal pieces.
+
+    Collective over the mesh. The gradient that reaches ``piece`` is that of one process.
+    """
+    piece = _checked(piece, mesh)
+    shape = tuple(shape)
+    agree_on("what from_local was given", (shape, piece.dtype, cuts, axes), mesh)
+    layout = split_over(shape, mesh.grid, axes, cuts)
+    due = layout.box(mesh.coords).shape
+    error = None
+    if tuple(piece.shape) != due:
+        error = LayoutError(
+            f"rank {mesh.rank} brings a piece of shape {tuple(piece.shape)}, but its box of a tensor of "
+            f"{layout.describe()} has shape {due}"
+        )
+    agree(error, mesh)
+    local = _Enter.apply(piece, layout, mesh) if piece.requires_grad else piece
+    return Slab(local, layout, mesh)
+
+
+def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
+    return tensor.to(mesh.device)
+
+
+class _Shard(Function):
+    """Takes this rank's box; backward puts the whole gradient together on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
+        ctx.layout, ctx.mesh = layout, mesh
+        piece = tensor[layout.box(mesh.coords).slices_in(Box.whole(layout.shape))]
+        return piece.clone(memory_format=memory_format_of(tensor))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        layout, mesh = ctx.layout, ctx.mesh
+        whole = plan_recut(mesh.grid, mesh.rank, layout, Layout.unsplit(layout.shape))
+        return fetch(_home(grad, layout, mesh), whole, mesh), None, None
+
+
+class _Enter(Function):
+    @staticmethod
+    def forward(ctx: Any, piece: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
+        ctx.layout, ctx.mesh = layout, mesh
+        return piece.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _home(grad, ctx.layout, ctx.mesh), None, None
+
+
+def _home(grad: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
+    """The gradient of the loss from that of the sum of all ranks' losses.
+
+    Ranks that hold the same box each carry a part of it.
+    """
+    return reduce_sum(grad, mesh, mesh.axes_beside(layout.axes)) / mesh.num_ranks

@@ -1,0 +1,71 @@
+"""Which rule computes which torch function on Slabs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hyperslab.errors import UnsupportedOp
+
+if TYPE_CHECKING:
+    from hyperslab.nn.slab import Slab
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+_RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Makes the decorated rule what runs when one of ``functions`` gets a Slab.
+
+    The rule takes the function's own arguments, Slabs among them, and returns Slabs (or a plain
+    tensor that is equal on every rank). It replaces an earlier rule.
+
+    ```python
+    @hs.register(torch.special.entr)
+    def entr(x):
+        return x.with_local(torch.special.entr(x.local))
+    ```
+    """
+
+    def keep(rule: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return keep
+
+
+def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``function`` returns for the global tensors, by its rule."""
+    rule = _RULES.get(function)
+    if rule is None:
+        return _DEFAULT[0](function, args, kwargs)
+    return rule(*args, **kwargs)
+
+
+_DEFAULT: list[Callable[..., Any]] = []
+
+
+def register_default(rule: Rule) -> Rule:
+    """Makes the decorated function what handles functions that have no rule."""
+    _DEFAULT[:] = [rule]
+    return rule
+
+
+def unsupported(function: Callable[..., Any], slab: Slab, why: str = "") -> UnsupportedOp:
+    """The error to raise where ``function`` has no exact rule for ``slab``."""
+    reason = why or "there is no rule for it on a split tensor"
+    return UnsupportedOp(
+        f"{name_of(function)} cannot run on a tensor of {slab.layout.describe()}: {reason}. Call "
+        "hyperslab.gather(x) first to have the whole tensor on every rank, or add a rule with "
+        f"hyperslab.register({name_of(function)})"
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The function as a user would write it, such as ``torch.roll`` or ``torch.Tensor.roll``."""
+    name = getattr(function, "__name__", repr(function))
+    module = getattr(function, "__module__", None)
+    if module is None or module.startswith("torch._tensor"):
+        return f"torch.Tensor.{name}"
+    return f"{module.replace('torch._C._nn', 'torch.nn.functional')}.{name}"

@@ -1,0 +1,71 @@
+"""Dropout whose masks depend on the seed and the global index, not on the mesh."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.errors import ConfigError
+from hyperslab.layout import Box
+from hyperslab.nn.registry import register
+from hyperslab.nn.slab import Slab
+
+_MIX = 0x2545F491, 0x27D4EB2F  # odd multipliers below 2**31, so that int64 products do not overflow
+_WORD = 0xFFFFFFFF
+
+
+@register(F.dropout, torch.dropout)
+def dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = True,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``input`` with each element zeroed with probability ``p`` and the others scaled by ``1 / (1 - p)``."""
+    return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
+
+
+@register(F.dropout1d, F.dropout2d, F.dropout3d)
+def feature_dropout(
+    input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Slab:
+    """``input`` with each channel of each sample zeroed as a whole."""
+    return _drop(input, p, 2, training, inplace=inplace)
+
+
+def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
+    if not training or p == 0:
+        return x
+    keep = _keep_mask(x.box, num_dims, p, x.device)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    if inplace:
+        x.local.mul_(keep * torch.tensor(scale, dtype=x.dtype, device=x.device))
+        return x
+    return x.with_local(torch.where(keep, x.local * scale, x.local.new_zeros(())))
+
+
+def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tensor:
+    """True where the element stays; a hash of the global index along the first ``num_dims`` dims.
+
+    The seed comes from torch's CPU generator: all ranks draw the same one, and activation
+    checkpointing, which restores that generator, draws the same mask again.
+    """
+    seed = int(torch.randint(_WORD + 1, ()))
+    bits = torch.full((1,) * len(box.spans), seed, dtype=torch.int64, device=device)
+    for dim, span in enumerate(box.spans[:num_dims]):
+        index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
+        bits = _mixed(bits ^ index.view(-1, *[1] * (len(box.spans) - 1 - dim)))
+    return bits >= round(p * (_WORD + 1))
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """Every bit of the 32-bit words in ``bits`` spread over all of them."""
+    for factor in _MIX:
+        bits = bits + 0x9E3779B9 & _WORD
+        bits = (bits ^ bits >> 16).mul_(factor).bitwise_and_(_WORD)
+    return bits ^ bits >> 15

@@ -1,0 +1,169 @@
+"""Batch, instance, group and layer norms: one standardisation over different sets of elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.reduce import reduce_sum
+from hyperslab.errors import LayoutError
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab
+from hyperslab.nn.standardize import Moments, standardize
+
+
+def _per_channel(t: Tensor, ndim: int) -> Tensor:
+    return t.view(-1, *[1] * (ndim - 2))
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``x * weight + bias``, in ``x``'s dtype, as torch's norms give it."""
+    weight = None if weight is None else weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
+    if weight is not None and bias is not None:
+        return torch.addcmul(bias, x, weight)
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    ends = [None if t is None else _per_channel(t, x.ndim) for t in (weight, bias)]
+    return _affine(x, *ends)
+
+
+def _check_channels(function: Any, x: Slab) -> None:
+    if x.ndim < 2:
+        raise LayoutError(f"{function.__name__} wants at least 2 dims, got shape {tuple(x.shape)}")
+    if x.layout.splits[1]:
+        raise unsupported(function, x, "its channels are split")
+
+
+def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
+    if running is not None:
+        with torch.no_grad():
+            running.lerp_(new.to(running.dtype), momentum)
+
+
+@register(F.batch_norm)
+def batch_norm(
+    input: Slab,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Slab:
+    """Batch norm over the global batch, or over one spatial group where the mesh says so."""
+    x = input
+    _check_channels(F.batch_norm, x)
+    dims = (0, *range(2, x.ndim))
+    over = dims[1:] if x.mesh.batch_stats == "spatial" else dims
+    axes = x.layout.axes_of(over)
+    if not training or not axes:
+        return x.with_local(
+            F.batch_norm(x.local, running_mean, running_var, weight, bias, training, momentum, eps)
+        )
+    num_samples = x.layout.shape[0] if 0 in over else x.local.shape[0]
+    count = num_samples * math.prod(x.layout.shape[2:])
+    if count <= 1:
+        raise ValueError(f"expected more than 1 value per channel when training, got {tuple(x.shape)}")
+    moments = Moments(dims, axes, count)
+    local, mean, var = standardize(x.local, moments, eps, x.mesh)
+    _update(running_mean, mean.flatten(), momentum)
+    _update(running_var, var.flatten() * (count / (count - 1)), momentum)
+    return x.with_local(_affine_per_channel(local, weight, bias))
+
+
+@register(F.instance_norm)
+def instance_norm(
+    input: Slab,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Slab:
+    """Instance norm over the whole of every sample."""
+    x = input
+    _check_channels(F.instance_norm, x)
+    if not use_input_stats:
+        local = F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
+        return x.with_local(local)
+    count = math.prod(x.layout.shape[2:])
+    if count <= 1:
+        raise ValueError(f"expected more than 1 spatial element when training, got {tuple(x.shape)}")
+    dims = range(2, x.ndim)
+    axes = x.layout.axes_of(dims)
+    if not axes and running_mean is None and x.local.numel():
+        return x.with_local(F.instance_norm(x.local, None, None, weight, bias, True, momentum, eps))
+    local, mean, var = standardize(x.local, Moments(tuple(dims), axes, count), eps, x.mesh)
+    _update(running_mean, _sample_mean(mean, x), momentum)
+    _update(running_var, _sample_mean(var, x) * (count / (count - 1)), momentum)
+    return x.with_local(_affine_per_channel(local, weight, bias))
+
+
+def _sample_mean(stat: Tensor, x: Slab) -> Tensor:
+    """The mean of a statistic of every sample and channel over the global batch."""
+    total = reduce_sum(stat.sum(0).flatten(), x.mesh, x.layout.axes_of([0]))
+    return total / x.layout.shape[0]
+
+
+@register(F.group_norm, torch.group_norm)
+def group_norm(
+    input: Slab,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Slab:
+    """Group norm over the whole of every sample's groups of channels."""
+    x = input
+    _check_channels(F.group_norm, x)
+    dims = range(2, x.ndim)
+    axes = x.layout.axes_of(dims)
+    if not axes:
+        return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
+    num_samples, channels = x.local.shape[:2]
+    if channels % num_groups:
+        raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
+    grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
+    count = channels // num_groups * math.prod(x.layout.shape[2:])
+    moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
+    local = standardize(grouped, moments, eps, x.mesh)[0].view(x.local.shape)
+    return x.with_local(_affine_per_channel(local, weight, bias))
+
+
+@register(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: Slab,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Slab:
+    """Layer norm over the last dims; their weights are cut as the dims are."""
+    x = input
+    num = len(normalized_shape)
+    if tuple(normalized_shape) != x.layout.shape[x.ndim - num :]:
+        raise LayoutError(
+            f"layer_norm over {tuple(normalized_shape)} does not fit the shape {tuple(x.shape)}"
+        )
+    dims = tuple(range(x.ndim - num, x.ndim))
+    axes = x.layout.axes_of(dims)
+    if not axes:
+        return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
+    moments = Moments(dims, axes, math.prod(normalized_shape))
+    out = x.with_local(standardize(x.local, moments, eps, x.mesh)[0])
+    out = out if weight is None else out * weight.to(out.dtype)
+    return out if bias is None else out + bias.to(out.dtype)

@@ -1,0 +1,132 @@
+"""Padding, which moves data from one end to the other when it is circular."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.errors import LayoutError
+from hyperslab.layout import (
+    Box,
+    Exchange,
+    Grid,
+    Layout,
+    Span,
+    Window,
+    output_cuts,
+    plan_exchange,
+    plan_windows,
+)
+from hyperslab.layout.layout import Split
+from hyperslab.nn.nothing import nothing
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab
+
+
+@register(F.pad)
+def pad(
+    input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Slab:
+    """``input`` with ``pad`` more indices at the ends of its last dims."""
+    x = input
+    if len(pad) % 2 or len(pad) > 2 * x.ndim:
+        raise LayoutError(f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims")
+    pairs = {x.ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
+    split = {dim: ends for dim, ends in pairs.items() if dim in x.layout.split_dims and any(ends)}
+    x = _pad_whole_dims(x, pairs, mode, value)
+    if mode == "constant":
+        return _pad_constant(x, split, 0.0 if value is None else value)
+    for dim, ends in split.items():
+        x = _pad_from_inside(x, dim, ends, mode)
+    return x
+
+
+def _pad_whole_dims(
+    x: Slab, pairs: dict[int, tuple[int, int]], mode: str, value: float | None
+) -> Slab:
+    """Pads the dims that are not split, which is a local matter."""
+    ends = {d: pair for d, pair in pairs.items() if d not in x.layout.split_dims and any(pair)}
+    if not ends:
+        return x
+    first = min(pairs)
+    flat = [n for dim in reversed(range(first, x.ndim)) for n in ends.get(dim, (0, 0))]
+    layout = x.layout
+    for dim, pair in ends.items():
+        layout = layout.with_dim(dim, layout.shape[dim] + sum(pair))
+    if not x.local.numel():
+        return x.with_local(nothing(layout.box(x.mesh.coords).shape, x.local), layout)
+    return x.with_local(F.pad(x.local, flat, mode, value), layout)
+
+
+def _pad_constant(x: Slab, ends: dict[int, tuple[int, int]], value: float) -> Slab:
+    """A window of one index whose padding is kept: ``fetch`` fills what lies outside."""
+    if not ends:
+        return x
+    windows = tuple(
+        Window(1, padding=ends[dim][0], extra=ends[dim][1] - ends[dim][0]) if dim in ends else None
+        for dim in range(x.ndim)
+    )
+    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, windows)
+    if min(planned.output.shape) < 0:
+        raise LayoutError(f"padding a tensor of shape {tuple(x.shape)} leaves {planned.output.shape}")
+    return x.with_local(fetch(x.local, planned.exchange, x.mesh, fill=value), planned.output)
+
+
+def _pad_from_inside(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> Slab:
+    """Pads the split ``dim`` with rows of the tensor itself, fetched by the ranks at its two ends."""
+    extent, split = x.layout.shape[dim], x.layout.splits[dim]
+    assert split is not None
+    if mode not in ("reflect", "replicate", "circular") or min(ends) < 0:
+        raise unsupported(F.pad, x, f"mode={mode!r} with pads {ends} is not supported along a split dim")
+    limit = {"reflect": extent - 1, "replicate": max(ends), "circular": extent}[mode]
+    if max(ends) > limit or extent == 0:
+        raise LayoutError(f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})")
+    below, above = ends
+    rows = {
+        "reflect": (Span(1, below + 1), Span(extent - 1 - above, extent - 1)),
+        "replicate": (Span(0, min(1, below)), Span(extent - min(1, above), extent)),
+        "circular": (Span(extent - below, extent), Span(0, above)),
+    }[mode]
+    parts = [
+        _laid_out(_fetch_rows(x, dim, span, at_end=end), dim, mode, size)
+        for end, (span, size) in enumerate(zip(rows, ends, strict=True))
+    ]
+    cuts = output_cuts(Window(1, padding=below, extra=above - below), split.cuts)
+    layout = x.layout.with_dim(dim, cuts.extent, Split(split.axis, cuts))
+    return x.with_local(torch.cat([parts[0], x.local, parts[1]], dim), layout)
+
+
+def _fetch_rows(x: Slab, dim: int, rows: Span, *, at_end: int) -> Tensor:
+    exchange = _plan_rows(x.mesh.grid, x.mesh.rank, x.layout, dim, rows, at_end)
+    return fetch(x.local, exchange, x.mesh)
+
+
+@lru_cache(maxsize=1024)
+def _plan_rows(
+    grid: Grid, rank: int, source: Layout, dim: int, rows: Span, at_end: int
+) -> Exchange:
+    """The first rank along the dim's axis (the last one ``at_end``) asks for ``rows``, others for none."""
+    split = source.splits[dim]
+    assert split is not None
+    asking = split.cuts.num - 1 if at_end else 0
+
+    def wanted(rank: int) -> Box:
+        coords = grid.coords[rank]
+        asked = rows if coords[split.axis] == asking else Span(rows.start, rows.start)
+        return source.box(coords).with_span(dim, asked)
+
+    return plan_exchange(grid, rank, source, [wanted(r) for r in range(grid.num_ranks)])
+
+
+def _laid_out(rows: Tensor, dim: int, mode: str, size: int) -> Tensor:
+    """The fetched rows in the order and number in which they pad."""
+    if not rows.shape[dim]:
+        return rows
+    if mode == "reflect":
+        return rows.flip(dim)
+    return rows.expand(*rows.shape[:dim], size, *rows.shape[dim + 1 :]) if mode == "replicate" else rows

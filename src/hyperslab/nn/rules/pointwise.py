@@ -1,0 +1,102 @@
+"""Functions that act on each element by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.nn.align import align
+from hyperslab.nn.registry import name_of, register, unsupported
+from hyperslab.nn.slab import Slab
+
+_UNARY = """
+    abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh
+    bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min clip clone conj conj_physical
+    contiguous cos cosh cpu cuda deg2rad detach digamma double elu erf erfc erfinv exp exp2 expm1
+    fill_ fix float floor frac full_like gelu half hardshrink hardsigmoid hardswish hardtanh i0 int
+    isfinite isinf isnan isneginf isposinf isreal leaky_relu lgamma log log10 log1p log2 logical_not
+    logit logsigmoid long mish nan_to_num neg negative ones_like positive rad2deg reciprocal relu
+    relu6 requires_grad_ round rsqrt selu sgn short sigmoid sign signbit silu sin sinc sinh softplus
+    softshrink softsign sqrt square tan tanh tanhshrink threshold to trunc type type_as zero_
+    zeros_like __neg__ __pos__ __abs__ __invert__
+"""
+_BROADCASTING = """
+    add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_or bitwise_xor copysign div divide eq
+    float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose ldexp
+    le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill
+    maximum minimum mul multiply ne nextafter not_equal pow remainder rsub sub subtract true_divide
+    where xlogy __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__
+    __truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__
+    __rpow__ __ipow__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __eq__ __ne__ __lt__ __le__
+    __gt__ __ge__
+"""
+
+
+def _functions(names: str) -> Iterator[Callable[..., Any]]:
+    """Every function of these names in torch, its functional and Tensor namespaces, in place too."""
+    for name in names.split():
+        for space in (torch, F, Tensor, torch.special):
+            for spelling in (name, f"{name}_"):
+                function = getattr(space, spelling, None)
+                if callable(function):
+                    yield function
+
+
+def _writes_in_place(function: Callable[..., Any]) -> bool:
+    name = getattr(function, "__name__", "")
+    return name.startswith("__i") and name != "__invert__" or name.endswith("_") and name[-2] != "_"
+
+
+def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
+    in_place = _writes_in_place(function)
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else None
+        if type(x) is Slab and not _has_tensors(args, kwargs):
+            local = function(x.local, *args[1:], **kwargs)
+            return x if local is x.local else Slab(local, x.layout, x.mesh)
+        return _run_aligned(function, args, kwargs, in_place=in_place)
+
+    return rule
+
+
+def _has_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether there are tensors besides the first argument."""
+    if len(args) > 1 and any(isinstance(arg, Tensor | Slab) for arg in args[1:]):
+        return True
+    return bool(kwargs) and any(isinstance(arg, Tensor | Slab) for arg in kwargs.values())
+
+
+def _run_aligned(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_place: bool
+) -> Any:
+    operands = [*args, *kwargs.values()]
+    slab = next(operand for operand in operands if isinstance(operand, Slab))
+    if kwargs.get("out") is not None:
+        raise unsupported(function, slab, "out= is not supported")
+    if in_place and not isinstance(args[0], Slab):
+        why = "it would write a split tensor into a plain one, which every rank holds whole"
+        raise unsupported(function, slab, why)
+    aligned, result = align(operands, to=args[0] if in_place else None)
+    local = function(*aligned[: len(args)], **dict(zip(kwargs, aligned[len(args) :], strict=True)))
+    if in_place:
+        if result.layout != args[0].layout:
+            raise unsupported(function, args[0], "its result is larger than the tensor it writes to")
+        return args[0]
+    return result.with_local(local)
+
+
+@register(torch.prelu, F.prelu, Tensor.prelu)
+def _prelu(x: Slab, weight: Tensor) -> Slab:
+    """The weights follow dim 1, the channels, which are whole on every rank."""
+    if 1 in x.layout.split_dims:
+        raise unsupported(torch.prelu, x, "its channels are split")
+    return x.with_local(torch.prelu(x.local, weight))
+
+
+for _function in (*_functions(_UNARY), *_functions(_BROADCASTING)):
+    register(_function)(_make_rule(_function))

@@ -1,0 +1,46 @@
+"""Functions without a rule: exact on tensors that are whole on every rank, refused on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from hyperslab.layout import Layout
+from hyperslab.nn.registry import register_default, unsupported
+from hyperslab.nn.slab import Slab
+
+
+@register_default
+def run_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs ``function`` on Slabs that no axis splits, as every rank then holds the whole."""
+    slabs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Slab)]
+    for slab in slabs:
+        if slab.layout.split_dims:
+            raise unsupported(function, slab)
+    first = slabs[0]
+    before = _random_state(first)
+    out = function(*tree_map(_local, args), **tree_map(_local, kwargs))
+    if first.mesh.num_ranks > 1 and _random_state(first) != before:
+        raise unsupported(function, first, "it draws random numbers, which differ between ranks")
+    owners = {id(slab.local): slab for slab in slabs}
+    return tree_map(lambda leaf: _as_slab(leaf, first, owners), out)
+
+
+def _local(leaf: Any) -> Any:
+    return leaf.local if isinstance(leaf, Slab) else leaf
+
+
+def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab]) -> Any:
+    """A tensor in the output as a Slab; an input that was changed in place stays the Slab it was."""
+    if not isinstance(leaf, Tensor) or leaf.ndim == 0:
+        return leaf
+    return owners.get(id(leaf)) or like.with_local(leaf, Layout.unsplit(leaf.shape))
+
+
+def _random_state(slab: Slab) -> tuple[bytes, int]:
+    cuda = torch.cuda.default_generators[slab.device.index or 0].get_offset() if slab.is_cuda else 0
+    return torch.get_rng_state().numpy().tobytes(), cuda

@@ -1,0 +1,142 @@
+"""What flows through a parallel model: a rank's piece together with the layout of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.layout import Box, Layout
+from hyperslab.nn.registry import dispatch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Slab:
+    """This rank's piece of a global tensor. To torch functions it is the global tensor.
+
+    Its attributes and methods are those of a tensor of the global shape; a function runs by its rule
+    (``hyperslab.register``) or raises ``UnsupportedOp``. ``local`` is an ordinary tensor with an
+    ordinary autograd graph.
+    """
+
+    local: Tensor
+    layout: Layout
+    mesh: Mesh
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return dispatch(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        """The tensor's method ``name``, by its rule."""
+        method = getattr(Tensor, name, None)
+        if method is None or not callable(method):
+            raise AttributeError(f"a Slab has no attribute {name!r}")
+        return partial(_call, method, self)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The global shape."""
+        return torch.Size(self.layout.shape)
+
+    @property
+    def box(self) -> Box:
+        """Where the piece lies in the global tensor."""
+        return self.layout.box(self.mesh.coords)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.layout.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.local.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.local.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.local.requires_grad
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.local.is_cuda
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def is_floating_point(self) -> bool:
+        return self.local.is_floating_point()
+
+    def is_complex(self) -> bool:
+        return self.local.is_complex()
+
+    def element_size(self) -> int:
+        return self.local.element_size()
+
+    def __len__(self) -> int:
+        return self.layout.shape[0]
+
+    def __iter__(self) -> Iterator[Never]:
+        raise TypeError("a Slab cannot be iterated over: hyperslab.gather(x) gives the whole tensor")
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Slab has no truth value: hyperslab.gather(x) gives the whole tensor")
+
+    def with_local(self, local: Tensor, layout: Layout | None = None) -> Slab:
+        """A Slab on the same mesh with another piece, and another layout if one is given."""
+        return Slab(local, layout or self.layout, self.mesh)
+
+    def on(self, mesh: Mesh) -> Slab:
+        return self if mesh is self.mesh else replace(self, mesh=mesh)
+
+    def __repr__(self) -> str:
+        return (
+            f"Slab({self.layout.describe()}; rank {self.mesh.rank} holds "
+            f"{'x'.join(map(str, self.local.shape))}, {self.dtype}, {self.device})"
+        )
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return dispatch(function, args, kwargs)
+
+
+_OPERATORS = """
+    add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv floordiv rfloordiv mod rmod
+    pow rpow ipow matmul rmatmul neg pos abs invert and rand or ror xor rxor eq ne lt le gt ge
+    getitem setitem
+""".split()
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    function = getattr(Tensor, name)
+
+    def operate(*args: Any) -> Any:
+        return dispatch(function, args, {})
+
+    operate.__name__ = name
+    return operate
+
+
+for _name in _OPERATORS:
+    setattr(Slab, f"__{_name}__", _operator(f"__{_name}__"))
+Slab.__hash__ = object.__hash__  # type: ignore[method-assign]  # __eq__ compares elements

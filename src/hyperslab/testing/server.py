@@ -1,0 +1,126 @@
+"""The process that ranks are forked from: torch loaded, one thread, no CUDA.
+
+It forks, passes signals on and tells of exits, and is gone when its caller is.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle
+
+from hyperslab.testing.messages import Exited, Seat, Signal
+from hyperslab.testing.rank import work
+
+READY = "ready"
+POLL_SECONDS = 1.0
+
+
+def main(handle: int, caller_pid: int) -> None:
+    """Serve the process ``caller_pid`` over the socket ``handle``."""
+    with Connection(handle) as caller:
+        warm_up()
+        caller.send(READY)
+        Server(caller, caller_pid).serve()
+
+
+def warm_up() -> None:
+    import torch
+    import torch.distributed
+    import torch.testing
+
+    torch.set_num_threads(1)
+    # The first call imports some 500 modules.
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))
+    gc.freeze()
+
+
+def load(modules: Iterable[str]) -> None:
+    for name in modules:
+        # A name that only the caller can import is left to the rank.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+class Server:
+    def __init__(self, caller: Connection, caller_pid: int) -> None:
+        self._caller = caller
+        self._caller_pid = caller_pid
+        self._seats: dict[int, Seat] = {}  # by process id
+        self._woken, self._waker = socket.socketpair()
+
+    def serve(self) -> None:
+        self._wake_on_exits()
+        try:
+            # A fork of the caller may hold its end of the socket open: look for the caller, too.
+            while os.getppid() == self._caller_pid:
+                ready = wait([self._caller, self._woken], POLL_SECONDS)
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                    self._tell_exits()
+                if self._caller in ready:
+                    self._obey(self._caller.recv())
+        except (EOFError, ConnectionError):
+            pass
+        finally:
+            for pid in self._seats:
+                send_signal(pid, signal.SIGKILL)
+            for seat in self._seats.values():  # the caller had no time to
+                shutil.rmtree(seat.folder, ignore_errors=True)
+
+    def _wake_on_exits(self) -> None:
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+
+    def _obey(self, request: Seat | Signal) -> None:
+        if isinstance(request, Seat):
+            self._fork(request, recv_handle(self._caller))
+        else:
+            for pid, seat in self._seats.items():
+                if seat.number in request.numbers:
+                    send_signal(pid, request.signum)
+
+    def _fork(self, seat: Seat, handle: int) -> None:
+        load(seat.warm)
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._forget_all()
+                work(seat, Connection(handle), server)
+            finally:
+                os._exit(1)
+        os.close(handle)
+        with contextlib.suppress(ProcessLookupError):
+            os.setpgid(pid, pid)
+        self._seats[pid] = seat
+
+    def _forget_all(self) -> None:
+        """Give up, in the new rank, all that makes this process the server."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._woken.close()
+        self._waker.close()
+        self._caller.close()
+        os.setpgid(0, 0)
+
+    def _tell_exits(self) -> None:
+        for pid, seat in list(self._seats.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del self._seats[pid]
+                send_signal(pid, signal.SIGKILL)  # what the rank itself has started
+                self._caller.send(Exited(seat.number, os.waitstatus_to_exitcode(status)))
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send to a rank; SIGKILL goes to all that it has started as well."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        (os.killpg if signum == signal.SIGKILL else os.kill)(pid, signum)
