@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyperslab import __version__
 from hyperslab.cli.machine import Machine, find_gpus, find_machine
 from hyperslab.cli.selftest import Check, run_selftest
 from hyperslab.errors import ConfigError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # it loads torch, which may be broken: the doctor is to say s
     from hyperslab.comm.launch import Launch
 
 OLDEST_TORCH = (2, 11)
-PACKAGES = ("hyperslab", "torch", "numpy", "triton", "h5py", "mpi4py")
+PACKAGES = ("torch", "numpy", "triton", "h5py", "mpi4py")
 
 
 @dataclass(kw_only=True)
@@ -103,8 +104,11 @@ def _run_selftests(report: Report, machine: Machine) -> list[Check]:
 
 
 def find_versions() -> dict[str, str | None]:
-    """The version of Python and of each package, ``None`` where it is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """The versions of hyperslab, Python and packages, ``None`` where one is not installed."""
+    found: dict[str, str | None] = {
+        "hyperslab": __version__,
+        "python": platform.python_version(),
+    }
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -130,12 +134,13 @@ def check_torch(version: str | None) -> Check:
 
 
 def find_torch_versions() -> dict[str, str | None]:
-    """The versions of the GPU libraries that torch brings, ``None`` where it has none."""
+    """The version of torch with its build, and those of the GPU libraries that it brings."""
     import torch
 
     cudnn = torch.backends.cudnn.version()
     nccl = torch.cuda.nccl.version() if find_backends()["nccl"] else None
     return {
+        "torch": torch.__version__,
         "CUDA": torch.version.cuda,
         "cuDNN": str(cudnn) if cudnn else None,
         "NCCL": ".".join(map(str, nccl)) if nccl else None,

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from hyperslab import __version__
 from hyperslab.errors import HyperslabError
 
 COMMANDS = {"doctor": "hyperslab.cli.doctor"}
@@ -48,7 +49,7 @@ class LazyGroup(click.Group):
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="hyperslab", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 @click.option("--traceback", is_flag=True, help="Show where an error came from, not one line.")
 def main(traceback: bool) -> None:
     """Train CNNs on samples larger than a GPU.

@@ -42,7 +42,7 @@ def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
         folder = Path(name)
         with _started_ranks(device, folder) as ranks:
             failure = _wait(ranks, folder, timeout_seconds)
-        num_passed = sum((folder / step).exists() for step in STEPS)
+        num_passed = sum(_has_passed(folder, step) for step in STEPS)
     names = [f"{device}: {step}" for step in (*STEPS, "shutdown")]
     passed = [Check(name, True, f"{NUM_RANKS} ranks agree") for name in names[:num_passed]]
     return [*passed, Check(names[num_passed], False, failure)] if failure else passed
@@ -101,6 +101,14 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
     return f"no answer within {timeout_seconds:g} s"
 
 
+def _has_passed(folder: Path, step: str) -> bool:
+    return all(_mark(folder, step, rank).exists() for rank in range(NUM_RANKS))
+
+
+def _mark(folder: Path, step: str, rank: int) -> Path:
+    return folder / f"rank{rank}.{step}"
+
+
 def _log(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
@@ -110,10 +118,11 @@ def _failure(folder: Path, rank: int) -> Path:
 
 
 def _reason(folder: Path, rank: int) -> str:
-    """The last line that ``rank`` left: of its error, or of its log if it died without one."""
+    """The first line of the error of ``rank``, or the last of its log if it died without one."""
     failure = _failure(folder, rank)
-    text = (failure if failure.exists() else _log(folder, rank)).read_text(errors="replace")
-    return text.strip().rpartition("\n")[2]
+    if failure.exists():
+        return failure.read_text().partition("\n")[0]
+    return _log(folder, rank).read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def _free_port() -> int:
@@ -143,7 +152,7 @@ def _run_steps(device: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d), strict=True):
         check(device)
-        (folder / step).touch()
+        _mark(folder, step, dist.get_rank()).touch()
     dist.destroy_process_group()
 
 

@@ -7,11 +7,13 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from hyperslab.comm.failure import lost_contact
+from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError
+
+LONG = 400
+"""Values with longer words are shown from shortly before the place where they differ."""
 
 
 def agree(error: Exception | None, mesh: Mesh) -> None:
@@ -24,14 +26,16 @@ def agree(error: Exception | None, mesh: Mesh) -> None:
             raise error
         return
     first = torch.tensor([mesh.rank if error else mesh.num_ranks])
-    _all_reduce(first, dist.ReduceOp.MIN, "checking that all ranks are well", mesh)
+    with contact("checking that all ranks are well", mesh):
+        dist.all_reduce(first, dist.ReduceOp.MIN, group=mesh.group)
     if (rank := int(first)) < mesh.num_ranks:
         _raise_together(error, rank, mesh)
 
 
 def _raise_together(error: Exception | None, rank: int, mesh: Mesh) -> NoReturn:
     words = [f"{type(error).__name__}: {error}" if error else ""]
-    dist.broadcast_object_list(words, src=rank, group=mesh.group, device=torch.device("cpu"))
+    with contact(f"hearing why rank {rank} stopped", mesh):
+        dist.broadcast_object_list(words, src=rank, group=mesh.group, device=torch.device("cpu"))
     if error and rank == mesh.rank:
         raise error
     raise CommError(f"rank {rank} stopped, and so do all: {words[0]}") from error
@@ -40,26 +44,34 @@ def _raise_together(error: Exception | None, rank: int, mesh: Mesh) -> NoReturn:
 def agree_on(what: str, value: object, mesh: Mesh) -> None:
     """Raises on every rank unless all bring the same ``value`` (compared by its ``repr``).
 
-    Collective over all ranks. Eight bytes travel; the values themselves only when they differ.
+    Collective over all ranks. Sixteen bytes travel; the values themselves only when they differ.
     """
     if mesh.num_ranks == 1:
         return
     mine = int.from_bytes(blake2b(repr(value).encode(), digest_size=7).digest())
     ends = torch.tensor([mine, -mine])
-    _all_reduce(ends, dist.ReduceOp.MAX, f"comparing {what}", mesh)
-    if int(ends[0]) == -int(ends[1]):
-        return
-    values: list[object] = [None] * mesh.num_ranks
-    dist.all_gather_object(values, repr(value), group=mesh.group)
+    with contact(f"comparing {what}", mesh):
+        dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh.group)
+        if int(ends[0]) == -int(ends[1]):
+            return
+        values = [""] * mesh.num_ranks
+        dist.all_gather_object(values, repr(value), group=mesh.group)
     other = next(rank for rank, theirs in enumerate(values) if theirs != values[0])
+    first, second = _cut_to_difference(values[0], values[other])
     raise CommError(
-        f"ranks differ in {what}: rank 0 has {values[0]}, rank {other} has {values[other]}; "
-        "every rank must make the same call with the same global shape"
+        f"ranks differ in {what}: rank 0 has {first}, rank {other} has {second}; every rank must "
+        "make the same call with the same global values"
     )
 
 
-def _all_reduce(x: Tensor, op: dist.ReduceOp.RedOpType, doing: str, mesh: Mesh) -> None:
-    try:
-        dist.all_reduce(x, op, group=mesh.group)
-    except RuntimeError as error:
-        raise lost_contact(doing, mesh, error) from error
+def _cut_to_difference(first: str, second: str) -> list[str]:
+    """Both texts, shortened to what lies around the first difference if they are long."""
+    if max(len(first), len(second)) <= LONG:
+        return [first, second]
+    pairs = zip(f"{first}\0", f"{second}\1", strict=False)
+    place = next(i for i, (mine, theirs) in enumerate(pairs) if mine != theirs)
+    start = max(0, place - LONG // 4)
+    return [
+        "... " * (start > 0) + text[start : start + LONG] + " ..." * (len(text) > start + LONG)
+        for text in (first, second)
+    ]

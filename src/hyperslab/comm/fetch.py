@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Te
     Collective over ``mesh``. Differentiable: the backward pass sends each box's gradient home, where
     the boxes are added.
     """
-    if exchange.idle and exchange.covered:
+    if exchange.idle and exchange.kept == exchange.wanted:
         return x if exchange.kept == exchange.owned else x[exchange.kept_from]
     return _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-any-return]
 
@@ -35,9 +35,14 @@ class _Fetch(Function):
         received = post_fetch(x, exchange, mesh).wait()
         if exchange.wanted == exchange.owned:
             return x.view_as(x)
-        parts = [(exchange.kept_to, x[exchange.kept_from])] if exchange.kept else []
-        parts += zip((message.where for message in exchange.receives), received, strict=True)
-        return assemble(exchange.wanted.shape, parts, x, None if exchange.covered else fill)
+        out = empty_like_format(exchange.wanted.shape, x)
+        for where in exchange.outside:
+            out[where] = fill
+        if exchange.kept:
+            out[exchange.kept_to] = x[exchange.kept_from]
+        for message, box in zip(exchange.receives, received, strict=True):
+            out[message.where] = box
+        return out
 
     @staticmethod
     @once_differentiable
@@ -76,24 +81,11 @@ def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -
         home[message.where] += box
 
 
-def assemble(
-    shape: tuple[int, ...],
-    parts: Iterable[tuple[tuple[slice, ...], Tensor]],
-    like: Tensor,
-    fill: float | None,
-) -> Tensor:
-    """A new tensor made of ``parts``, each put where it belongs; the rest is ``fill``.
-
-    ``fill`` is None where the parts cover the shape.
-    """
-    out = torch.empty(
+def empty_like_format(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """An uninitialised tensor of ``shape``, otherwise as ``like``, its memory format included."""
+    return torch.empty(
         shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
     )
-    if fill is not None:
-        out.fill_(fill)
-    for where, part in parts:
-        out[where] = part
-    return out
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:

@@ -17,9 +17,9 @@ def group_of(
 ) -> ProcessGroup:
     """The group of the set of ranks in ``partition`` that ``rank`` belongs to.
 
-    Collective over all ranks the first time: each makes all the groups of the partition, in the same
-    order, as torch wants it. These groups carry only our messages, so that they cannot be mistaken
-    for those of DDP or FSDP, which run in the default group.
+    Collective over all ranks the first time: each makes all the groups of the partition, in the
+    same order, as torch wants it. These groups carry only our messages, so that they cannot be
+    mistaken for those of DDP or FSDP, which run in the default group.
     """
     world = dist.group.WORLD
     assert world is not None

@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from hyperslab.comm.groups import group_of
 from hyperslab.comm.launch import Launch, find_launch
-from hyperslab.errors import ConfigError
+from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import AXES, Grid
 
 
@@ -71,8 +71,15 @@ class Mesh:
         return self._groups[key]
 
     def axes_beside(self, axes: Collection[str]) -> tuple[str, ...]:
-        """The axes with several ranks that are not in ``axes``: those a tensor split over ``axes`` repeats on."""
+        """The axes with several ranks that are not in ``axes``.
+
+        A tensor that is split over ``axes`` is equal on the ranks along the others.
+        """
         return tuple(axis for axis in self.grid.long_axes if axis not in axes)
+
+    def __deepcopy__(self, memo: object) -> Mesh:
+        """Itself: process groups cannot be copied, nor need they be."""
+        return self
 
     def __str__(self) -> str:
         return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
@@ -90,9 +97,10 @@ def init(
 ) -> Mesh:
     """The mesh of all ranks with the given number of them along each axis.
 
-    ``sample``, left out or -1, takes the ranks that the other axes leave. Starts ``torch.distributed``
-    where torchrun, srun or mpirun started several processes; uses a process group that is already
-    there; alone, needs none. May be called again for another mesh over the same ranks.
+    ``sample``, left out or -1, takes the ranks that the other axes leave. Starts
+    ``torch.distributed`` where torchrun, srun or mpirun started several processes; uses a process
+    group that is already there; alone, needs none. May be called again for another mesh over the
+    same ranks.
 
     A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
 
@@ -100,8 +108,8 @@ def init(
     """
     launch = find_launch()
     num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
-    asked = dict(sample=sample, channel=channel, depth=depth, height=height, width=width)
-    grid = _grid(asked, num_ranks)
+    asked = (sample, channel, depth, height, width)
+    grid = _grid(dict(zip(AXES, asked, strict=True)), num_ranks)
     if not timeout_seconds > 0:
         raise ConfigError(f"timeout_seconds must be above 0, got {timeout_seconds}")
     timeout = timedelta(seconds=timeout_seconds)
@@ -112,10 +120,7 @@ def init(
     if not dist.is_initialized():
         _join(launch, backend, timeout)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
-    # NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
-    dist.barrier(mesh.group) if backend == "gloo" else dist.all_reduce(
-        torch.zeros(1, device=place), group=mesh.group
-    )
+    _meet(mesh)
     return mesh
 
 
@@ -131,15 +136,15 @@ def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
     if "sample" not in sizes:
         if num_ranks % product:
             raise ConfigError(
-                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple of "
-                f"{product}"
+                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "
+                f"of {product}"
             )
         sizes["sample"] = num_ranks // product
     elif product != num_ranks:
+        are = "is" if num_ranks == 1 else "are"
         raise ConfigError(
-            f"a mesh of {shown} needs {product} ranks, but there {'is' if num_ranks == 1 else 'are'} "
-            f"{num_ranks}: change the axes, or start {product} processes (torchrun "
-            f"--nproc-per-node {product} ...)"
+            f"a mesh of {shown} needs {product} ranks, but there {are} {num_ranks}: change the "
+            f"axes, or start {product} processes (torchrun --nproc-per-node {product} ...)"
         )
     return Grid(tuple(sizes[axis] for axis in AXES))
 
@@ -149,7 +154,7 @@ def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
     if place.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device {device!r} was asked for, but torch finds no usable GPU")
-        if place.index is None:
+        if str(place) == "cuda":
             place = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(place)
     return place
@@ -162,14 +167,49 @@ def _backend(device: torch.device, launch: Launch) -> str:
 
 
 def _join(launch: Launch, backend: str, timeout: timedelta) -> None:
-    if launch.launcher == "torchrun":  # its agent already listens on MASTER_PORT
-        os.environ.setdefault("MASTER_ADDR", launch.master_addr or "127.0.0.1")
-        dist.init_process_group(backend, timeout=timeout)
-    else:
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{launch.master_addr}:{launch.master_port}",
-            rank=launch.rank,
-            world_size=launch.num_ranks,
-            timeout=timeout,
-        )
+    place = f"{launch.master_addr}:{launch.master_port}"
+    try:
+        if launch.launcher == "torchrun":  # its agent already listens on MASTER_PORT
+            os.environ.setdefault("MASTER_ADDR", launch.master_addr or "127.0.0.1")
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{place}",
+                rank=launch.rank,
+                world_size=launch.num_ranks,
+                timeout=timeout,
+            )
+    except RuntimeError as error:
+        raise CommError(
+            f"rank {launch.rank} of {launch.num_ranks} did not meet the others at {place} within "
+            f"{timeout.total_seconds():g} s: a rank died, raised an error or was not started, or "
+            f"the address cannot be reached ({_first_line(error)})"
+        ) from error
+
+
+def _meet(mesh: Mesh) -> None:
+    """Makes the group of all ranks and checks that they ask for the same mesh.
+
+    NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
+    """
+    sizes: list[tuple[int, ...]] = [()] * mesh.num_ranks
+    try:
+        dist.all_gather_object(sizes, mesh.grid.sizes, group=mesh.group)
+        if mesh.backend != "gloo":
+            dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
+    except RuntimeError as error:
+        raise CommError(
+            f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
+            f"another rank died or raised an error ({_first_line(error)})"
+        ) from error
+    for rank, theirs in enumerate(sizes):
+        if theirs != sizes[0]:
+            raise CommError(
+                f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
+                f"{rank} for {Grid(theirs).describe()}"
+            )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

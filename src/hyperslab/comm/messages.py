@@ -60,8 +60,8 @@ def post_messages(
             ops += [dist.P2POp(dist.irecv, _raw(x), group=group, group_peer=m.peer) for x, m in zip(received, receives)]
             works = dist.batch_isend_irecv(ops)
         else:
-            works = [group.recv([_raw(x)], m.peer, 0) for x, m in zip(received, receives, strict=True)]
-            works += [group.send([_raw(x)], m.peer, 0) for x, m in zip(sent, sends, strict=True)]
+            works = [group.send([_raw(x)], m.peer, 0) for x, m in zip(sent, sends, strict=True)]
+            works += [group.recv([_raw(x)], m.peer, 0) for x, m in zip(received, receives, strict=True)]
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)

@@ -10,8 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.comm.failure import lost_contact
+from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
+
+_NOT_SUMMED = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Dtypes that gloo or NCCL cannot sum, and those in which their sums are taken instead."""
 
 
 def reduce_sum(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -21,7 +24,7 @@ def reduce_sum(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     each rank's sum feeds a loss of its own.
     """
     axes = tuple(axis for axis in axes if mesh.grid.size(axis) > 1)
-    return _Sum.apply(x, mesh, axes) if axes else x  # type: ignore[no-any-return]
+    return _Sum.apply(x, mesh, axes) if axes else x  # type: ignore[no-untyped-call]
 
 
 class _Sum(Function):
@@ -37,12 +40,13 @@ class _Sum(Function):
 
 def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     """Sums the contiguous ``x`` in place over the ranks along ``axes``; not differentiable."""
-    if axes:
-        try:
-            dist.all_reduce(x, group=mesh.group_over(axes))
-        except RuntimeError as error:
-            raise lost_contact(f"summing over {'/'.join(axes)}", mesh, error) from error
-    return x
+    axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
+    if not axes:
+        return x
+    total = x.to(_NOT_SUMMED.get(x.dtype, x.dtype))
+    with contact(f"summing over {'/'.join(axes)}", mesh):
+        dist.all_reduce(total, group=mesh.group_over(axes))
+    return x if total is x else x.copy_(total)
 
 
 def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -50,10 +54,11 @@ def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
 
     Collective over ``axes``; all must bring the same shape. Not differentiable.
     """
-    group = mesh.group_over(axes)
-    out = x.new_empty((group.size(), *x.shape))
-    try:
+    axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
+    if not axes:
+        return x.unsqueeze(0)
+    with contact(f"gathering over {'/'.join(axes)}", mesh):
+        group = mesh.group_over(axes)
+        out = x.new_empty((group.size(), *x.shape))
         dist.all_gather(list(out), x.contiguous(), group=group)
-    except RuntimeError as error:
-        raise lost_contact(f"gathering over {'/'.join(axes)}", mesh, error) from error
     return out

@@ -41,7 +41,8 @@ class Box:
         return all(span.stop > span.start for span in self.spans)
 
     def __and__(self, other: Box) -> Box:
-        return Box(tuple(mine & theirs for mine, theirs in zip(self.spans, other.spans, strict=True)))
+        pairs = zip(self.spans, other.spans, strict=True)
+        return Box(tuple(mine & theirs for mine, theirs in pairs))
 
     def contains(self, other: Box) -> bool:
         pairs = zip(self.spans, other.spans, strict=True)

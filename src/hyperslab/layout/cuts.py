@@ -21,7 +21,8 @@ class Cuts:
     bounds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.bounds) < 2 or self.bounds[0] != 0 or any(b < a for a, b in pairwise(self.bounds)):
+        falls = any(b < a for a, b in pairwise(self.bounds))
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or falls:
             raise LayoutError(
                 f"cuts must start at 0 and not decrease, got {list(self.bounds)}: "
                 "give the first index of every piece and the extent, such as [0, 9, 16]"
@@ -59,7 +60,8 @@ def cut_at(bounds: Sequence[int], extent: int, num: int, where: str) -> Cuts:
     cuts = Cuts(tuple(int(bound) for bound in bounds))
     if cuts.extent != extent or cuts.num != num:
         raise LayoutError(
-            f"cuts {list(bounds)} along {where} make {cuts.num} pieces of an extent of {cuts.extent}, "
-            f"but the mesh has {where}={num} and the tensor an extent of {extent} there"
+            f"cuts {list(bounds)} along {where} make {cuts.num} pieces of an extent of "
+            f"{cuts.extent}, but the mesh has {where}={num} and the tensor an extent of {extent} "
+            "there"
         )
     return cuts

@@ -39,8 +39,8 @@ class Exchange:
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
 
-    covered: bool
-    """Whether every wanted index lies inside the tensor."""
+    outside: tuple[tuple[slice, ...], ...]
+    """Where the wanted box lies outside the tensor."""
     idle: bool
     """Whether no rank of the grid sends anything."""
 
@@ -64,7 +64,6 @@ def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) 
         if piece := boxes[peer] & asked:
             receives.append(Message(peer, piece, piece.slices_in(asked)))
     kept = owned & asked
-    num_here = kept.numel + sum(message.box.numel for message in receives)
     whole = Box.whole(source.shape)
     return Exchange(
         owned=owned,
@@ -74,7 +73,7 @@ def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) 
         kept_to=kept.slices_in(asked),
         sends=tuple(sends),
         receives=tuple(receives),
-        covered=num_here == asked.numel,
+        outside=tuple(part.slices_in(asked) for part in asked.minus(whole)),
         idle=all(own.contains(want & whole) for own, want in zip(boxes, wanted, strict=True)),
     )
 
@@ -131,5 +130,3 @@ def output_box_reads(source: Layout, windows: tuple[Reads | None, ...], output: 
         else:
             spans.append(window.reads(span))
     return Box(tuple(spans))
-
-

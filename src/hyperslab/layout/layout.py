@@ -49,6 +49,10 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
+        # Hashes of strings differ from process to process, so a copy makes its own.
+        return Layout, (self.shape, self.splits)
+
     @classmethod
     def unsplit(cls, shape: Sequence[int]) -> Layout:
         return cls(tuple(shape), (None,) * len(shape))
@@ -112,20 +116,22 @@ def split_over(
 ) -> Layout:
     """The layout of a tensor that enters the mesh: each dim cut along its axis.
 
-    ``axes`` names the axis of each dim; by default it follows from the number of dims (``DIM_AXES``).
-    Channels stay whole. ``cuts`` gives the bounds along some axes; the others are cut evenly.
+    ``axes`` names the axis of each dim; by default it follows from the number of dims
+    (``DIM_AXES``). Channels stay whole. ``cuts`` gives the bounds along some axes; the others are
+    cut evenly.
 
     Every rank calls this with the same arguments, so an error is raised on all of them, before any
     of them waits for another.
     """
     names = _check_axes(shape, axes)
     given = dict(cuts or {})
-    if unused := sorted(set(given) - {name for name in names if name}):
-        raise LayoutError(f"cuts are given for {unused}, but the axes of the tensor are {names}")
+    cutting = [name for name in names if name and name != "channel"]
+    if unused := sorted(set(given) - set(cutting)):
+        raise LayoutError(
+            f"cuts are given for {unused}, but the axes that cut the tensor are {cutting}"
+        )
     splits = [
-        _split_dim(shape, dim, name, grid.size(name), given.get(name))
-        if name and name != "channel"
-        else None
+        _split_dim(shape, dim, name, grid.size(name), given.get(name)) if name in cutting else None
         for dim, name in enumerate(names)
     ]
     return Layout(tuple(shape), tuple(splits))
@@ -137,11 +143,11 @@ def _split_dim(
     extent = shape[dim]
     if bounds is not None:
         cuts = cut_at(bounds, extent, num, axis)
-    elif 1 < num and extent < num:
+    elif num > 1 and extent < num:
         raise LayoutError(
-            f"cannot split dim {dim} of a tensor of shape {tuple(shape)}, an extent of {extent}, over "
-            f"{axis}={num}: every rank needs at least one index (use a smaller {axis}, or give cuts "
-            "with empty pieces)"
+            f"cannot split dim {dim} of a tensor of shape {tuple(shape)}, an extent of {extent}, "
+            f"over {axis}={num}: every rank needs at least one index (use a smaller {axis}, or "
+            "give cuts with empty pieces)"
         )
     else:
         cuts = cut_evenly(extent, num)
@@ -152,8 +158,9 @@ def _check_axes(shape: Sequence[int], axes: Sequence[str | None] | None) -> tupl
     if axes is None:
         if len(shape) not in DIM_AXES:
             raise LayoutError(
-                f"a tensor of shape {tuple(shape)} has {len(shape)} dims, and the axes of at most 5 are "
-                "known: name them, such as axes=('sample', 'channel', None, 'depth', 'height', 'width')"
+                f"a tensor of shape {tuple(shape)} has {len(shape)} dims, and the axes of at most "
+                "5 are known: name them, such as "
+                "axes=('sample', 'channel', None, 'depth', 'height', 'width')"
             )
         return DIM_AXES[len(shape)]
     named = [axis for axis in axes if axis]

@@ -20,9 +20,10 @@ def infer_shape(shape: Sequence[int], numel: int) -> tuple[int, ...]:
     """
     known = math.prod(extent for extent in shape if extent != -1)
     unknown = sum(extent == -1 for extent in shape)
-    if unknown == 1 and known and numel % known == 0:
+    negative = any(extent < -1 for extent in shape)
+    if unknown == 1 and known and numel % known == 0 and not negative:
         return tuple(numel // known if extent == -1 else extent for extent in shape)
-    if unknown or known != numel:
+    if unknown or known != numel or negative:
         raise LayoutError(f"shape {tuple(shape)} does not hold the {numel} elements of the tensor")
     return tuple(shape)
 
@@ -35,7 +36,7 @@ class _Merge(NamedTuple):
 
 
 def _merges(before: Sequence[int], after: Sequence[int]) -> list[_Merge]:
-    """The shortest runs of dims of ``before`` and ``after`` that hold the same number of elements."""
+    """The shortest runs of dims of ``before`` and ``after`` that hold equally many elements."""
     merges, i, j = [], 0, 0
     while i < len(before) or j < len(after):
         first_in, first_out = i, j

@@ -30,4 +30,5 @@ class Span(NamedTuple):
 
     def slice_from(self, origin: int) -> slice:
         """This span as a slice of an array whose first index is ``origin``."""
-        return slice(self.start - origin, self.stop - origin)
+        first = self.start - origin
+        return slice(first, first + self.size)

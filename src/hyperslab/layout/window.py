@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from hyperslab.errors import LayoutError
 from hyperslab.layout.cuts import Cuts
 from hyperslab.layout.span import Span
 
@@ -60,7 +61,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TransposedWindow:
-    """Input ``i`` adds to outputs ``i * stride - padding + d * dilation`` for ``0 <= d < kernel``."""
+    """Input ``i`` adds to outputs ``i * stride - padding + d * dilation``, ``0 <= d < kernel``."""
 
     kernel: int
     stride: int = 1
@@ -78,8 +79,8 @@ class TransposedWindow:
     def reads(self, output: Span) -> Span:
         """The inputs that add to ``output``, and enough of them to write all of it.
 
-        Where the stride is longer than the kernel some outputs get nothing; an input next to them is
-        read all the same, so that ``writes(reads(output))`` covers ``output``.
+        Where the stride is longer than the kernel some outputs get nothing; an input next to them
+        is read all the same, so that ``writes(reads(output))`` covers ``output``.
         """
         first = min(self._first_to_reach(output.start), self._last_at(output.start))
         if not output.size:
@@ -96,6 +97,8 @@ class TransposedWindow:
     def writes(self, inputs: Span) -> Span:
         """The outputs that ``inputs`` add to, before any is cut off at the tensor's ends."""
         first = inputs.start * self.stride - self.padding
+        if not inputs.size:
+            return Span(first, first)
         return Span(first, first + (inputs.size - 1) * self.stride + self.reach + 1)
 
     def output_cut(self, cut: int) -> int:
@@ -106,5 +109,10 @@ class TransposedWindow:
 def output_cuts(window: Reads, cuts: Cuts) -> Cuts:
     """The cuts of a windowed operator's output, from those of its input."""
     extent = window.output_extent(cuts.extent)
+    if extent < 0:
+        raise LayoutError(
+            f"{window} does not fit an extent of {cuts.extent}: the output would have an extent of "
+            f"{extent} (use a smaller kernel, or other padding)"
+        )
     inner = [min(max(0, window.output_cut(cut)), extent) for cut in cuts.bounds[1:-1]]
     return Cuts((0, *inner, extent))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Split
 from hyperslab.nn.recut import recut
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.registry import unsupported
+from hyperslab.nn.slab import Slab, check_one_grid
 
 
 def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], Slab]:
@@ -21,9 +23,18 @@ def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], S
     it); plain tensors, whole on every rank, are narrowed to this rank's box.
     """
     slabs = [operand for operand in operands if isinstance(operand, Slab)]
-    lead = to or max(slabs, key=Slab.numel)
+    lead = max(slabs, key=Slab.numel) if to is None else to
+    if len(slabs) > 1:
+        check_one_grid(slab.mesh.grid for slab in slabs)
     shapes = tuple(tuple(x.shape) for x in operands if isinstance(x, Slab | Tensor))
     layout = _broadcast(lead.layout, tuple(slab.layout for slab in slabs), shapes)
+    if to is not None:
+        if layout.shape != to.layout.shape:
+            raise LayoutError(
+                f"a result of shape {layout.shape} cannot be written into a tensor of shape "
+                f"{to.layout.shape}"
+            )
+        layout = to.layout
     box = layout.box(lead.mesh.coords)
     return [localize(operand, layout, box) for operand in operands], Slab(lead.local, layout, lead.mesh)
 
@@ -39,6 +50,17 @@ def localize(operand: Any, layout: Layout, box: Box) -> Any:
                 span = box.spans[dim]
                 operand = operand.narrow(dim - behind, span.start, span.size)
     return operand
+
+
+def check_operands(
+    function: Callable[..., Any], x: Slab | Tensor, *weights: Slab | Tensor | None
+) -> Slab:
+    """``x``, where ``weights`` are plain tensors: whole on every rank, with gradients of their own."""
+    for weight in weights:
+        if isinstance(weight, Slab):
+            raise unsupported(function, weight, "all but its input must be plain tensors")
+    assert isinstance(x, Slab)  # as one of the arguments is
+    return x
 
 
 @lru_cache(maxsize=4096)

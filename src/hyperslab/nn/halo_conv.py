@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hyperslab.comm.fetch import add_returned, assemble, post_fetch, post_return
+from hyperslab.comm.fetch import add_returned, empty_like_format, post_fetch, post_return
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import (
     Box,
@@ -28,7 +28,7 @@ from hyperslab.layout import (
 Slices = tuple[slice, ...]
 
 MIN_INTERIOR_NUMEL = 1 << 16
-"""Smaller pieces are convolved in one call after the exchange: more calls would cost more."""
+"""Smaller pieces are better convolved in one call after the exchange: more calls would cost more."""
 
 
 class Part(NamedTuple):
@@ -83,13 +83,13 @@ def plan_halo_conv(
 ) -> HaloConvPlan | None:
     """The plan for a convolution with ``windows`` along the spatial dims, which follow dim 1.
 
-    None where the piece is small or has no interior, so that there is nothing to hide messages behind.
+    None where the piece has no interior, so that there is nothing to hide messages behind.
     """
     everything = (None, None, *windows)
     windowed = plan_windows(grid, rank, source, everything)
     exchange, outputs = windowed.exchange, windowed.box
     inner = _interior_outputs(source, windows, exchange.owned, outputs)
-    if not inner or exchange.owned.numel < MIN_INTERIOR_NUMEL:
+    if not inner:
         return None
     split = [source.splits[2 + dim] is not None for dim in range(len(windows))]
     return HaloConvPlan(
@@ -225,7 +225,8 @@ class HaloConv(Function):
         received = pending.wait()
         ctx.save_for_backward(x, weight, *received)
         for strip in plan.strips:
-            inputs = assemble(strip.shape, _parts(strip, x, received), x, 0.0)
+            inputs = _strip_inputs(strip, x, received)
+            inputs[strip.own.target] = x[strip.own.source]
             out[strip.output] = settings.run(inputs, weight, bias, plan.strip_padding)
         return out
 
@@ -245,7 +246,7 @@ class HaloConv(Function):
         )
         if grad_weight is not None:
             for strip in plan.strips:
-                inputs = assemble(strip.shape, _parts(strip, None, received), x, 0.0)
+                inputs = _strip_inputs(strip, x, received)
                 grad_weight += settings.run_backward(
                     grad[strip.output], inputs, weight, plan.strip_padding, wants=(False, True, False)
                 )[1]
@@ -254,14 +255,12 @@ class HaloConv(Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _parts(
-    strip: Strip, x: Tensor | None, received: Sequence[Tensor]
-) -> Iterator[tuple[Slices, Tensor]]:
-    """The inputs of ``strip``; only the received ones without ``x``."""
-    if x is not None:
-        yield strip.own.target, x[strip.own.source]
+def _strip_inputs(strip: Strip, like: Tensor, received: Sequence[Tensor]) -> Tensor:
+    """The received inputs of ``strip``, zero elsewhere."""
+    inputs = empty_like_format(strip.shape, like).zero_()
     for number, part in strip.halo:
-        yield part.target, received[number][part.source]
+        inputs[part.target] = received[number][part.source]
+    return inputs
 
 
 def _halo_grads(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
+from hyperslab.comm.broadcast import broadcast_
+from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
+from hyperslab.nn.replica import Replica
 from hyperslab.nn.slab import Slab
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -27,124 +31,189 @@ Module = TypeVar("Module", bound=nn.Module)
 def parallelize(
     module: Module, mesh: Mesh, *, shard_weights: bool = False, batch_stats: str = "global"
 ) -> Module:
-    """``module`` itself, ready to run on Slabs: its ``forward`` is unchanged, its gradients averaged.
+    """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
     Gradients are averaged over the ranks by DDP, or by FSDP2, which also spreads the weights, with
     ``shard_weights``. ``batch_stats="spatial"`` computes BatchNorm's statistics over the ranks that
-    share a sample rather than over the global batch, as DDP users expect. Weights, buffers and torch's
-    random state (dropout masks come from it) are those of rank 0. Keys of ``state_dict`` stay.
+    share a sample rather than over the global batch, as DDP users expect; its buffers are then
+    those of rank 0. Weights, buffers and torch's random state (dropout masks come from it) become
+    those of rank 0. Keys of ``state_dict`` stay.
 
     Collective over the mesh.
     """
-    if batch_stats not in ("global", "spatial"):
-        raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
-    if isinstance(module, Parallel):
-        raise ConfigError("the module is parallelized already")
+    _check(module, batch_stats)
     mesh = replace(mesh, batch_stats=batch_stats)
     module.to(mesh.device)
-    replica = None
-    if mesh.num_ranks > 1:
-        agree_on("the module given to parallelize", _signature(module), mesh)
-        _copy_from_rank_0(module, mesh)
-        if shard_weights:
-            _shard_weights(module, mesh)
-        elif any(p.requires_grad for p in module.parameters()):
-            replica = _replicate(module, mesh)
-    _become_parallel(module, mesh, replica)
+    agree_on("the module given to parallelize", (shard_weights, batch_stats, _traits(module)), mesh)
+    broadcast_([*module.parameters(), *module.buffers()], mesh, "copying the weights of rank 0")
+    _share_random_state(mesh)
+    if shard_weights and mesh.num_ranks > 1:
+        _shard_weights(module, mesh)
+    _become_parallel(module, mesh, replicated=mesh.num_ranks > 1 and not shard_weights)
     return module
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What ``parallelize`` adds to a module, under one name that no class will use."""
+
+    mesh: Mesh
+    cls: type[nn.Module]
+    """The module's class before."""
+    patch: Callable[..., Any] | None
+    """A ``forward`` of the instance rather than of its class, if it had one."""
+    run: Callable[..., Any]
+    """What ``forward`` calls."""
 
 
 class Parallel:
     """What ``parallelize`` adds to a module's class, as FSDP2 adds to it."""
 
-    _mesh: Mesh
-    _replica: DistributedDataParallel | None
-
-    @property
-    def mesh(self) -> Mesh:
-        return self._mesh
+    _hyperslab: _State
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tree_map(self._on_mesh, (args, kwargs))
-        run = self._replica or super().forward  # type: ignore[misc]
-        return run(*args, **kwargs)
+        out = self._hyperslab.run(*args, **kwargs)
+        if self._hyperslab.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
+            buffers = self.buffers()  # type: ignore[attr-defined]
+            broadcast_(buffers, self._hyperslab.mesh, "copying the buffers of rank 0")
+        return out
 
     def _on_mesh(self, leaf: Any) -> Any:
         """A Slab argument with this module's settings, which travel with it to every layer."""
-        return leaf.on(self._mesh) if isinstance(leaf, Slab) else leaf
+        if not isinstance(leaf, Slab):
+            return leaf
+        mesh = self._hyperslab.mesh
+        if leaf.mesh.grid != mesh.grid:
+            raise ConfigError(
+                f"the module was parallelized on a mesh of {mesh.grid.describe()} and is given a "
+                f"Slab on {leaf.mesh.grid.describe()}: use one mesh for both"
+            )
+        return leaf.on(mesh)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, gradients accumulate on each rank and are not yet averaged."""
+        """Within it, gradients accumulate on each rank and are not yet averaged.
+
+        The first backward pass of a later forward pass averages all that has been added up.
+        """
+        run = self._hyperslab.run
         if isinstance(self, FSDPModule):
             self.set_requires_gradient_sync(False)
-        with self._replica.no_sync() if self._replica else nullcontext():
-            yield
+        try:
+            with run.no_sync() if isinstance(run, Replica) else nullcontext():
+                yield
+        finally:
+            if isinstance(self, FSDPModule):
+                self.set_requires_gradient_sync(True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that is parallel on the same mesh, such as one that averages weights."""
         if isinstance(self, FSDPModule):
-            self.set_requires_gradient_sync(True)
+            raise ConfigError(
+                "a module whose weights are sharded cannot be copied: make a second module and "
+                "load its state_dict"
+            )
+        state = self._hyperslab
+        with _plain(self) as plain:
+            twin = copy.deepcopy(plain, memo)
+        _become_parallel(twin, state.mesh, replicated=isinstance(state.run, Replica))
+        return twin  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            "a parallelized module cannot be pickled: save its state_dict(), whose keys are those "
+            "of the plain module"
+        )
 
 
-class _Body(nn.Module):
-    """The module as DDP sees it: its ``forward`` is that of the original class."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._forward = type(module).forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(self.module, *args, **kwargs)
-
-
-def _replicate(module: nn.Module, mesh: Mesh) -> DistributedDataParallel:
-    # With global statistics buffers stay equal by themselves. init_sync has been done.
-    return DistributedDataParallel(
-        _Body(module), broadcast_buffers=mesh.batch_stats == "spatial", init_sync=False
-    )
+def _check(module: nn.Module, batch_stats: str) -> None:
+    if batch_stats not in ("global", "spatial"):
+        raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"parallelize takes a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, Parallel):
+        raise ConfigError("the module is parallelized already")
+    for name, child in module.named_modules():
+        if isinstance(child, Parallel):
+            raise ConfigError(f"{name}, a part of the module, is parallelized already")
 
 
-def _become_parallel(
-    module: nn.Module, mesh: Mesh, replica: DistributedDataParallel | None
-) -> None:
+def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None:
     """Gives ``module`` a class of its own that adds ``Parallel`` to it.
 
-    The DDP wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
+    DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
     """
-    cls = type(module)
-    module.__dict__.update(_mesh=mesh, _replica=replica)
+    cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
+    run = Replica(module, forward) if replicated else forward
+    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
 
 
-def _signature(module: nn.Module) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+@contextmanager
+def _plain(module: Any) -> Iterator[nn.Module]:
+    """Within it, ``module`` is as it was before it became parallel."""
+    parallel, state = type(module), module.__dict__.pop("_hyperslab")
+    module.__class__ = state.cls
+    if state.patch is not None:
+        module.__dict__["forward"] = state.patch
+    try:
+        yield module
+    finally:
+        module.__dict__.pop("forward", None)
+        module.__class__ = parallel
+        module.__dict__["_hyperslab"] = state
+
+
+def _traits(module: nn.Module) -> list[tuple[object, ...]]:
+    """What must be the same on every rank."""
+    layers = [(name, type(layer).__name__) for name, layer in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors]
+    return layers + [(name, tuple(x.shape), x.dtype, x.requires_grad) for name, x in tensors]
 
 
-def _copy_from_rank_0(module: nn.Module, mesh: Mesh) -> None:
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            dense = tensor.detach().contiguous()
-            dist.broadcast(dense, 0, group=mesh.group)
-            if dense.data_ptr() != tensor.data_ptr():
-                tensor.copy_(dense)
+def _share_random_state(mesh: Mesh) -> None:
+    if mesh.num_ranks == 1:
+        return
     state = torch.get_rng_state()
     first = state.clone()
-    dist.broadcast(first, 0, group=mesh.group)
-    differs = torch.tensor([int(not torch.equal(state, first))])
-    dist.all_reduce(differs, group=mesh.group)
+    broadcast_([first], mesh, "copying the random state of rank 0")
+    changed = torch.tensor([int(not torch.equal(state, first))])
+    with contact("comparing random states", mesh):
+        dist.all_reduce(changed, group=mesh.group)
     torch.set_rng_state(first)
-    if int(differs) and mesh.rank == 0:
+    if int(changed) and mesh.rank == 0:
         warnings.warn(
-            f"torch's random state differed between ranks and is now that of rank 0 on all: masks of "
-            f"dropout must agree ({int(differs)} of {mesh.num_ranks} ranks were changed); seed all ranks alike",
+            f"torch's random state differed on {int(changed)} of {mesh.num_ranks} ranks and is now "
+            "that of rank 0 on all, because masks of dropout must agree: seed all ranks alike",
             stacklevel=3,
         )
 
 
 def _shard_weights(module: nn.Module, mesh: Mesh) -> None:
-    """Spreads each layer's weights over all ranks, and what is left of the module's own."""
+    """Spreads each layer's weights over all ranks, and what is left of the module's own.
+
+    FSDP wants weights that several layers share in one unit: there it is the whole module.
+    """
     over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
-    for child in module.children():
-        if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=over)
+    layers = [[*layer.parameters()] for layer in module.children()]
+    uses = Counter(map(id, [*module.parameters(recurse=False), *(p for ps in layers for p in ps)]))
+    for layer, parameters in zip(module.children(), layers, strict=True):
+        if parameters and all(uses[id(p)] == 1 for p in parameters):
+            layer.register_forward_hook(_without_views)
+            fully_shard(layer, mesh=over)
+    module.register_forward_hook(_without_views)
     fully_shard(module, mesh=over)
+
+
+def _without_views(module: nn.Module, args: object, out: Any) -> Any:
+    """``out`` with pieces of their own: FSDP loses track of a view that is changed in place.
+
+    Rules crop what they compute, so that a Slab can hold a view where a plain tensor would not.
+    """
+    return tree_map(_own, out)
+
+
+def _own(leaf: Any) -> Any:
+    is_view = isinstance(leaf, Slab) and leaf.requires_grad and leaf.local._base is not None
+    return leaf.with_local(leaf.local.clone()) if is_view else leaf

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from torch.overrides import resolve_name
 
 from hyperslab.errors import UnsupportedOp
 
@@ -35,19 +38,41 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     return keep
 
 
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+def numpy_names(rule: Rule) -> Rule:
+    """The rule with ``axis`` and ``keepdims`` as further names of ``dim`` and ``keepdim``."""
+
+    @wraps(rule)
+    def renamed(*args: Any, **kwargs: Any) -> Any:
+        return rule(*args, **{_NUMPY_NAMES.get(name, name): arg for name, arg in kwargs.items()})
+
+    return cast(Rule, renamed)
+
+
 def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``function`` returns for the global tensors, by its rule."""
+    """What ``function`` returns for the global tensors, by its rule.
+
+    Where there is no rule, or it refuses these arguments, the default handles them.
+    """
     rule = _RULES.get(function)
     if rule is None:
         return _DEFAULT[0](function, args, kwargs)
-    return rule(*args, **kwargs)
+    try:
+        return rule(*args, **kwargs)
+    except UnsupportedOp as refusal:
+        return _DEFAULT[0](function, args, kwargs, refusal)
 
 
 _DEFAULT: list[Callable[..., Any]] = []
 
 
 def register_default(rule: Rule) -> Rule:
-    """Makes the decorated function what handles functions that have no rule."""
+    """Makes the decorated function what handles functions that have no rule.
+
+    It gets the function, its arguments, its keyword arguments and, if a rule refused, that error.
+    """
     _DEFAULT[:] = [rule]
     return rule
 
@@ -64,8 +89,5 @@ def unsupported(function: Callable[..., Any], slab: Slab, why: str = "") -> Unsu
 
 def name_of(function: Callable[..., Any]) -> str:
     """The function as a user would write it, such as ``torch.roll`` or ``torch.Tensor.roll``."""
-    name = getattr(function, "__name__", repr(function))
-    module = getattr(function, "__module__", None)
-    if module is None or module.startswith("torch._tensor"):
-        return f"torch.Tensor.{name}"
-    return f"{module.replace('torch._C._nn', 'torch.nn.functional')}.{name}"
+    name = getattr(function, "__qualname__", repr(function))
+    return resolve_name(function) or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")

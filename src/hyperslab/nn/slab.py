@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Never
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.layout import Box, Layout
+from hyperslab.errors import LayoutError
+from hyperslab.layout import Box, Grid, Layout
 from hyperslab.nn.registry import dispatch
 
 
@@ -28,6 +29,8 @@ class Slab:
     layout: Layout
     mesh: Mesh
 
+    __array_ufunc__ = None  # so that numpy leaves ``np.float64(2) * x`` to us
+
     @classmethod
     def __torch_function__(
         cls,
@@ -41,9 +44,12 @@ class Slab:
     def __getattr__(self, name: str) -> Any:
         """The tensor's method ``name``, by its rule."""
         method = getattr(Tensor, name, None)
-        if method is None or not callable(method):
-            raise AttributeError(f"a Slab has no attribute {name!r}")
-        return partial(_call, method, self)
+        if callable(method):
+            return partial(_call, method, self)
+        raise AttributeError(
+            f"a Slab has no attribute {name!r}: hyperslab.gather(x) gives the whole tensor, x.local "
+            "this rank's piece"
+        )
 
     @property
     def shape(self) -> torch.Size:
@@ -84,11 +90,17 @@ class Slab:
     def numel(self) -> int:
         return self.shape.numel()
 
+    ndimension, nelement = dim, numel  # as tensors spell them too
+
     def is_floating_point(self) -> bool:
         return self.local.is_floating_point()
 
     def is_complex(self) -> bool:
         return self.local.is_complex()
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Whether this rank's piece is."""
+        return self.local.is_contiguous(memory_format=memory_format)
 
     def element_size(self) -> int:
         return self.local.element_size()
@@ -107,13 +119,24 @@ class Slab:
         return Slab(local, layout or self.layout, self.mesh)
 
     def on(self, mesh: Mesh) -> Slab:
-        return self if mesh is self.mesh else replace(self, mesh=mesh)
+        """This Slab with the settings of ``mesh``, which has the same ranks in the same places."""
+        if mesh is self.mesh:
+            return self
+        check_one_grid((self.mesh.grid, mesh.grid))
+        return replace(self, mesh=mesh)
 
     def __repr__(self) -> str:
         return (
             f"Slab({self.layout.describe()}; rank {self.mesh.rank} holds "
             f"{'x'.join(map(str, self.local.shape))}, {self.dtype}, {self.device})"
         )
+
+
+def check_one_grid(grids: Iterable[Grid]) -> None:
+    """Raises where tensors of different meshes meet: their pieces lie on different ranks."""
+    if len(known := set(grids)) > 1:
+        shown = " and ".join(sorted(grid.describe() for grid in known))
+        raise LayoutError(f"tensors of different meshes cannot meet: {shown}; shard both on one mesh")
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,5 +11,3 @@ from hyperslab.testing.compare import (
 from hyperslab.testing.failure import RankError as RankError
 from hyperslab.testing.on_ranks import on_ranks as on_ranks
 from hyperslab.testing.team import Team as Team
-
-__all__ = ["RankError", "Team", "on_ranks"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,9 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
-from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout, TransposedWindow, Window, plan_windows
-from hyperslab.nn.halo_conv import HaloConv, Settings, plan_halo_conv, strip_padding
+from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.layout import Grid, Layout, TransposedWindow, Window, Windowed, plan_windows
+from hyperslab.nn import halo_conv
+from hyperslab.nn.align import check_operands
+from hyperslab.nn.halo_conv import (
+    HaloConv,
+    HaloConvPlan,
+    Settings,
+    plan_halo_conv,
+    strip_padding,
+)
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
@@ -21,13 +31,67 @@ from hyperslab.nn.slab import Slab
 def per_dim(value: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
     """One value a dim, as torch reads an argument that may be a number, or a list of one or all."""
     values = (value,) if isinstance(value, int) else tuple(value)
+    if len(values) not in (1, num_dims):
+        raise LayoutError(f"{values} should be one number, or one for each of {num_dims} dims")
     return values * num_dims if len(values) == 1 else values
 
 
-def check_spatial(function: Callable[..., Any], x: Slab | Tensor, num_dims: int) -> Slab:
-    """``x``, if it is a Slab with a sample and a channel dim before its spatial dims."""
-    if not isinstance(x, Slab):
-        raise TypeError(f"{function.__name__} wants a Slab as its input where another argument is one")
+def check_steps(
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
+) -> None:
+    """Raises where torch would refuse these numbers."""
+    if min(*stride, *dilation) < 1 or min(padding) < 0:
+        raise LayoutError(
+            "stride and dilation must be at least 1 and padding at least 0, got stride "
+            f"{tuple(stride)}, dilation {tuple(dilation)} and padding {tuple(padding)}"
+        )
+
+
+def _check_weights(
+    function: Callable[..., Any],
+    x: Slab,
+    weight: Tensor,
+    bias: Tensor | None,
+    channels: tuple[int, int],
+    groups: int,
+) -> None:
+    """Raises where torch would refuse the weights; ``channels`` are those they take and give.
+
+    Before any message, and also on ranks that own no output and never run the local operator.
+    """
+    wants, gives = channels
+    unlike = bias is not None and tuple(bias.shape) != (gives,)
+    if weight.ndim != x.ndim or wants != x.shape[1] or weight.shape[0] % groups or unlike:
+        raise LayoutError(
+            f"{function.__name__}: a weight of shape {tuple(weight.shape)}, a bias of shape "
+            f"{None if bias is None else tuple(bias.shape)} and groups={groups} do not fit an input "
+            f"of shape {tuple(x.shape)}"
+        )
+    dtypes = [t.dtype for t in (x, weight, bias) if t is not None]
+    if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(x.device.type):
+        raise ConfigError(
+            f"{function.__name__}: input, weight and bias must have one dtype, got "
+            f"{', '.join(map(str, dtypes))}"
+        )
+
+
+def autocast(x: Slab, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """The operands as autocast casts those of a plain convolution, where it is on.
+
+    Cast before the exchange, halos travel in the short dtype too.
+    """
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, *tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        t.to(dtype) if t is not None and t.is_floating_point() and t.dtype != torch.float64 else t
+        for t in (x, *tensors)
+    )
+
+
+def check_spatial(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
+    """``x``, if it has a sample dim and a whole channel dim before its spatial dims."""
     if x.ndim != num_dims + 2:
         raise unsupported(function, x, f"it has {x.ndim} dims, and batched input has {num_dims + 2}")
     if x.layout.splits[1]:
@@ -44,12 +108,40 @@ def check_extents(function: Callable[..., Any], x: Slab, layout: Layout) -> None
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _ConvPlan:
+    """How one rank convolves."""
+
+    end_pads: list[int] | None
+    """What ``F.pad`` adds first to dims that are whole and want unlike padding at their ends."""
+    windowed: Windowed
+    padding: tuple[int, ...]
+    """What the local call pads."""
+    halo: HaloConvPlan | None
+
+
+@lru_cache(maxsize=4096)
+def _plan_conv(
+    grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...]
+) -> _ConvPlan:
+    ends = [w.extra if cut is None else 0 for w, cut in zip(windows, source.splits[2:], strict=True)]
+    for dim, end in enumerate(ends, start=2):
+        source = source.with_dim(dim, source.shape[dim] + end, source.splits[dim])
+    windows = tuple(replace(w, extra=w.extra - end) for w, end in zip(windows, ends, strict=True))
+    return _ConvPlan(
+        [n for end in reversed(ends) for n in (0, end)] if any(ends) else None,
+        plan_windows(grid, rank, source, (None, None, *windows)),
+        strip_padding(source, windows),
+        plan_halo_conv(grid, rank, source, windows),
+    )
+
+
+@lru_cache(maxsize=4096)
 def _conv_windows(
-    x: Slab,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: str | Sequence[int],
-    dilation: Sequence[int],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: str | tuple[int, ...],
+    dilation: tuple[int, ...],
 ) -> tuple[Window, ...]:
     if padding == "same":
         if any(step != 1 for step in stride):
@@ -61,21 +153,9 @@ def _conv_windows(
         )
     if isinstance(padding, str) and padding != "valid":
         raise LayoutError(f"padding must be 'same', 'valid' or numbers, got {padding!r}")
-    pads = [0] * len(kernel) if padding == "valid" else padding
-    return tuple(map(Window, kernel, stride, pads, dilation))  # type: ignore[arg-type]
-
-
-def autocast(x: Slab, *tensors: Tensor | None) -> tuple[Slab, list[Tensor | None]]:
-    """The operands in autocast's dtype where it is on, as it casts those of a plain convolution.
-
-    Cast before the exchange, halos travel in the short dtype too.
-    """
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, list(tensors)
-    dtype = torch.get_autocast_dtype(kind)
-    cast = [t.to(dtype) if t is not None else None for t in tensors]
-    return x.with_local(x.local.to(dtype)), cast
+    pads = (0,) * len(kernel) if isinstance(padding, str) else padding
+    check_steps(stride, pads, dilation)
+    return tuple(map(Window, kernel, stride, pads, dilation))
 
 
 def _make_conv(num_dims: int) -> None:
@@ -91,61 +171,36 @@ def _make_conv(num_dims: int) -> None:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Slab:
-        x = check_spatial(function, input, num_dims)
-        stride, dilation = per_dim(stride, num_dims), per_dim(dilation, num_dims)
-        if not isinstance(padding, str):
-            padding = per_dim(padding, num_dims)
-        windows = _conv_windows(x, tuple(weight.shape[2:]), stride, padding, dilation)
+        x = check_spatial(function, check_operands(function, input, weight, bias), num_dims)
+        steps, dilations = per_dim(stride, num_dims), per_dim(dilation, num_dims)
+        pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
+        _check_weights(
+            function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups
+        )
         if not any(x.layout.splits[2:]):
-            local = function(x.local, weight, bias, stride, padding, dilation, groups)
+            local = function(x.local, weight, bias, steps, pads, dilations, groups)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
-        x, windows = _pad_uneven(x, windows)
-        return _split_conv(function, x, weight, bias, windows, Settings(stride, dilation, groups))
+        windows = _conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
+        plan = _plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows)
+        check_extents(function, x, plan.windowed.output)
+        layout = plan.windowed.output.with_dim(1, weight.shape[0])
+        settings = Settings(steps, dilations, groups)
+        x, weight, bias = autocast(x, weight, bias)
+        return x.with_local(_run_conv(x, weight, bias, plan, settings), layout)
 
 
-def _pad_uneven(x: Slab, windows: tuple[Window, ...]) -> tuple[Slab, tuple[Window, ...]]:
-    """``x`` with a whole dim padded where its two ends want different padding: "same", even kernel."""
-    pads = [w.extra if x.layout.splits[dim] is None else 0 for dim, w in enumerate(windows, start=2)]
-    if not any(pads):
-        return x, windows
-    local = F.pad(x.local, [n for pad in reversed(pads) for n in (0, pad)])
-    layout = x.layout
-    for dim, pad in enumerate(pads, start=2):
-        layout = layout.with_dim(dim, layout.shape[dim] + pad, layout.splits[dim])
-    evened = tuple(
-        Window(w.kernel, w.stride, w.padding, w.dilation, w.extra - pad)
-        for w, pad in zip(windows, pads, strict=True)
-    )
-    return x.with_local(local, layout), evened
-
-
-def _split_conv(
-    function: Callable[..., Any],
-    x: Slab,
-    weight: Tensor,
-    bias: Tensor | None,
-    windows: tuple[Window, ...],
-    settings: Settings,
-) -> Slab:
-    grid, rank = x.mesh.grid, x.mesh.rank
-    planned = plan_windows(grid, rank, x.layout, (None, None, *windows))
-    check_extents(function, x, planned.output)
-    layout = planned.output.with_dim(1, weight.shape[0])
-    x, (weight, bias) = autocast(x, weight, bias)  # type: ignore[assignment]
-    halo_plan = plan_halo_conv(grid, rank, x.layout, windows)
-    with torch.autocast(x.device.type, enabled=False):
-        if halo_plan and not planned.exchange.idle:
-            local = HaloConv.apply(x.local, weight, bias, halo_plan, settings, x.mesh)
-        else:
-            window = fetch(x.local, planned.exchange, x.mesh)
-            if planned.box:
-                pads = strip_padding(x.layout, windows)
-                local = settings.run(window, weight, bias, pads)
-            else:
-                shape = (*planned.box.shape[:1], weight.shape[0], *planned.box.shape[2:])
-                local = nothing(shape, window, weight, bias)
-    return x.with_local(local, layout)
+def _run_conv(
+    x: Slab, weight: Tensor, bias: Tensor | None, plan: _ConvPlan, settings: Settings
+) -> Tensor:
+    local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
+    exchange, box = plan.windowed.exchange, plan.windowed.box
+    if plan.halo and not exchange.idle and local.numel() >= halo_conv.MIN_INTERIOR_NUMEL:
+        return HaloConv.apply(local, weight, bias, plan.halo, settings, x.mesh)  # type: ignore[no-any-return]
+    window = fetch(local, exchange, x.mesh)
+    if box:
+        return settings.run(window, weight, bias, plan.padding)
+    return nothing((box.shape[0], weight.shape[0], *box.shape[2:]), window, weight, bias)
 
 
 def _make_conv_transpose(num_dims: int) -> None:
@@ -162,14 +217,16 @@ def _make_conv_transpose(num_dims: int) -> None:
         groups: int = 1,
         dilation: int | Sequence[int] = 1,
     ) -> Slab:
-        x = check_spatial(function, input, num_dims)
+        x = check_spatial(function, check_operands(function, input, weight, bias), num_dims)
         settings = [per_dim(v, num_dims) for v in (stride, padding, output_padding, dilation)]
         steps, pads, output_pads, dilations = settings
         out_channels = weight.shape[1] * groups
+        _check_weights(function, x, weight, bias, (weight.shape[0], out_channels), groups)
         if not any(x.layout.splits[2:]):
             local = function(x.local, weight, bias, steps, pads, output_pads, groups, dilations)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
+        check_steps(steps, (*pads, *output_pads), dilations)
         for step, more, dilated in zip(steps, output_pads, dilations, strict=True):
             if more >= max(step, dilated):
                 raise LayoutError(
@@ -179,6 +236,7 @@ def _make_conv_transpose(num_dims: int) -> None:
         windows = tuple(map(TransposedWindow, weight.shape[2:], steps, pads, dilations, output_pads))
         planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
         check_extents(function, x, planned.output)
+        x, weight, bias = autocast(x, weight, bias)
         window = fetch(x.local, planned.exchange, x.mesh)
         layout = planned.output.with_dim(1, out_channels)
         if not planned.box:

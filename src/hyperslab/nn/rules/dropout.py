@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyperslab.errors import ConfigError
 from hyperslab.layout import Box
-from hyperslab.nn.registry import register
+from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 _MIX = 0x2545F491, 0x27D4EB2F  # odd multipliers below 2**31, so that int64 products do not overflow
@@ -28,12 +28,18 @@ def dropout(
     return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
 
 
-@register(F.dropout1d, F.dropout2d, F.dropout3d)
-def feature_dropout(
-    input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Slab:
-    """``input`` with each channel of each sample zeroed as a whole."""
-    return _drop(input, p, 2, training, inplace=inplace)
+def _make_feature_dropout(num_dims: int) -> None:
+    function = getattr(F, f"dropout{num_dims}d")
+
+    @register(function)
+    def feature_dropout(
+        input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Slab:
+        """``input`` with each channel of each sample zeroed as a whole."""
+        if input.ndim != num_dims + 2:
+            why = f"it has {input.ndim} dims, and batched input has {num_dims + 2}"
+            raise unsupported(function, input, why)
+        return _drop(input, p, 2, training, inplace=inplace)
 
 
 def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
@@ -69,3 +75,7 @@ def _mixed(bits: Tensor) -> Tensor:
         bits = bits + 0x9E3779B9 & _WORD
         bits = (bits ^ bits >> 16).mul_(factor).bitwise_and_(_WORD)
     return bits ^ bits >> 15
+
+
+for _num_dims in (1, 2, 3):
+    _make_feature_dropout(_num_dims)

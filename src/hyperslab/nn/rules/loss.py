@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout
-from hyperslab.nn.align import localize
+from hyperslab.nn.align import check_operands, localize
 from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.slab import Slab, check_one_grid
 
 
 def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
@@ -38,17 +39,31 @@ def mse_loss(
 ) -> Slab | Tensor:
     """The squared error, over all elements of the global tensors."""
     reduction = _reduction(size_average, reduce, reduction)
-    errors: Any = (input - target).square()
+    if input.shape != target.shape:
+        warnings.warn(
+            f"mse_loss of an input of shape {tuple(input.shape)} and a target of shape "
+            f"{tuple(target.shape)} broadcasts them, which is seldom meant: give them one shape",
+            stacklevel=4,
+        )
+    x: Any = _as_autocast_sums(input)
+    errors = (x - _as_autocast_sums(target)).square()
     if weight is not None:
         if tuple(weight.shape) != tuple(errors.shape):
-            raise LayoutError(f"weight of shape {tuple(weight.shape)} for errors {tuple(errors.shape)}")
+            raise LayoutError(
+                f"weight of shape {tuple(weight.shape)} for errors of shape {tuple(errors.shape)}"
+            )
         errors = errors * weight
         if reduction == "mean":
-            total: Any = weight.sum()
-            return errors.sum() / total  # type: ignore[no-any-return]
+            return errors.sum() / weight.sum()  # type: ignore[no-any-return]
     if reduction == "none":
         return errors  # type: ignore[no-any-return]
     return errors.sum() if reduction == "sum" else errors.mean()  # type: ignore[no-any-return]
+
+
+def _as_autocast_sums(t: Slab | Tensor) -> Slab | Tensor:
+    """``t`` in float32 where autocast is on, which runs losses in it."""
+    short = t.dtype in (torch.float16, torch.bfloat16)
+    return t.float() if short and torch.is_autocast_enabled(t.device.type) else t
 
 
 @register(F.cross_entropy)
@@ -62,18 +77,21 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Slab | Tensor:
-    """The cross entropy over all samples and positions; classes lie along dim 1, whole on every rank."""
+    """The cross entropy over all samples and positions; classes lie along dim 1, whole on all ranks."""
     reduction = _reduction(size_average, reduce, reduction)
-    if not isinstance(input, Slab):
-        assert isinstance(target, Slab)
+    if not isinstance(input, Slab) and isinstance(target, Slab):
         input = target.with_local(input, Layout.unsplit(input.shape))
-    x = input
+    x = check_operands(F.cross_entropy, input, weight)
     if x.ndim < 2 or x.layout.splits[1]:
         raise unsupported(F.cross_entropy, x, "its classes must lie along dim 1 and be whole")
     soft = tuple(target.shape) == tuple(x.shape)
     positions = _without_classes(x.layout)
     if not soft and tuple(target.shape) != positions.shape:
-        raise LayoutError(f"targets of shape {tuple(target.shape)} for scores of {tuple(x.shape)}")
+        raise LayoutError(
+            f"targets of shape {tuple(target.shape)} for scores of shape {tuple(x.shape)}"
+        )
+    if isinstance(target, Slab):
+        check_one_grid((x.mesh.grid, target.mesh.grid))
     layout = x.layout if soft else positions
     labels = localize(target, layout, layout.box(x.mesh.coords))
     losses = F.cross_entropy(

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.errors import LayoutError
+from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.nn.align import check_operands, localize
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.standardize import Moments, standardize
@@ -36,11 +37,28 @@ def _affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -
     return _affine(x, *ends)
 
 
-def _check_channels(function: Any, x: Slab) -> None:
+def _check_channels(function: Any, input: Slab, *per_channel: Tensor | None) -> Slab:
+    """``input``, if its channels are whole and there is one number a channel in each of the others.
+
+    Ranks that hold nothing would not see the local norm refuse.
+    """
+    x = check_operands(function, input, *per_channel)
     if x.ndim < 2:
         raise LayoutError(f"{function.__name__} wants at least 2 dims, got shape {tuple(x.shape)}")
     if x.layout.splits[1]:
         raise unsupported(function, x, "its channels are split")
+    for t in per_channel:
+        if t is not None and tuple(t.shape) != x.layout.shape[1:2]:
+            raise LayoutError(
+                f"{function.__name__}: {tuple(t.shape)} is not one number for each channel of an "
+                f"input of shape {tuple(x.shape)}"
+            )
+    return x
+
+
+def _check_running(function: Any, mean: Tensor | None, var: Tensor | None) -> None:
+    if mean is None or var is None:
+        raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
 
 
 def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
@@ -61,8 +79,9 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Slab:
     """Batch norm over the global batch, or over one spatial group where the mesh says so."""
-    x = input
-    _check_channels(F.batch_norm, x)
+    x = _check_channels(F.batch_norm, input, running_mean, running_var, weight, bias)
+    if not training:
+        _check_running(F.batch_norm, running_mean, running_var)
     dims = (0, *range(2, x.ndim))
     over = dims[1:] if x.mesh.batch_stats == "spatial" else dims
     axes = x.layout.axes_of(over)
@@ -93,9 +112,9 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Slab:
     """Instance norm over the whole of every sample."""
-    x = input
-    _check_channels(F.instance_norm, x)
+    x = _check_channels(F.instance_norm, input, running_mean, running_var, weight, bias)
     if not use_input_stats:
+        _check_running(F.instance_norm, running_mean, running_var)
         local = F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         return x.with_local(local)
     count = math.prod(x.layout.shape[2:])
@@ -127,15 +146,14 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Slab:
     """Group norm over the whole of every sample's groups of channels."""
-    x = input
-    _check_channels(F.group_norm, x)
+    x = _check_channels(F.group_norm, input, weight, bias)
     dims = range(2, x.ndim)
     axes = x.layout.axes_of(dims)
+    num_samples, channels = x.local.shape[:2]
+    if num_groups < 1 or channels % num_groups:
+        raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
     if not axes:
         return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
-    num_samples, channels = x.local.shape[:2]
-    if channels % num_groups:
-        raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
     grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
     count = channels // num_groups * math.prod(x.layout.shape[2:])
     moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
@@ -153,17 +171,19 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Slab:
     """Layer norm over the last dims; their weights are cut as the dims are."""
-    x = input
-    num = len(normalized_shape)
-    if tuple(normalized_shape) != x.layout.shape[x.ndim - num :]:
-        raise LayoutError(
-            f"layer_norm over {tuple(normalized_shape)} does not fit the shape {tuple(x.shape)}"
-        )
+    x = check_operands(F.layer_norm, input, weight, bias)
+    num, fits = len(normalized_shape), tuple(normalized_shape)
+    if not 0 < num <= x.ndim or fits != x.layout.shape[x.ndim - num :]:
+        raise LayoutError(f"layer_norm over {fits} does not fit the shape {tuple(x.shape)}")
+    for t in (weight, bias):
+        if t is not None and tuple(t.shape) != fits:
+            raise LayoutError(f"layer_norm over {fits} with a weight of shape {tuple(t.shape)}")
     dims = tuple(range(x.ndim - num, x.ndim))
     axes = x.layout.axes_of(dims)
     if not axes:
         return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
     moments = Moments(dims, axes, math.prod(normalized_shape))
-    out = x.with_local(standardize(x.local, moments, eps, x.mesh)[0])
-    out = out if weight is None else out * weight.to(out.dtype)
-    return out if bias is None else out + bias.to(out.dtype)
+    box = x.box
+    local = standardize(x.local, moments, eps, x.mesh)[0]
+    ends = [None if t is None else localize(t, x.layout, box) for t in (weight, bias)]
+    return x.with_local(_affine(local, *ends))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -17,38 +18,61 @@ from hyperslab.layout import (
     Grid,
     Layout,
     Span,
+    Split,
     Window,
     output_cuts,
     plan_exchange,
     plan_windows,
 )
-from hyperslab.layout.layout import Split
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
+
+
+Ends = dict[int, tuple[int, int]]  # how much is added before and after each dim that changes
 
 
 @register(F.pad)
 def pad(
     input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Slab:
-    """``input`` with ``pad`` more indices at the ends of its last dims."""
+    """``input`` with ``pad`` more indices at the ends of its last dims, fewer if it is negative."""
     x = input
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
-        raise LayoutError(f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims")
-    pairs = {x.ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
-    split = {dim: ends for dim, ends in pairs.items() if dim in x.layout.split_dims and any(ends)}
-    x = _pad_whole_dims(x, pairs, mode, value)
+        raise LayoutError(
+            f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims"
+        )
+    ends = {x.ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
+    for dim, pair in ends.items():
+        _check_ends(x, dim, pair, mode)
+    split = {dim: pair for dim, pair in ends.items() if dim in x.layout.split_dims and any(pair)}
+    out = _pad_whole_dims(x, ends, mode, value)
     if mode == "constant":
-        return _pad_constant(x, split, 0.0 if value is None else value)
-    for dim, ends in split.items():
-        x = _pad_from_inside(x, dim, ends, mode)
-    return x
+        out = _pad_constant(out, split, 0.0 if value is None else value)
+    else:
+        for dim, (below, above) in split.items():
+            out = _pad_from_inside(out, dim, (max(0, below), max(0, above)), mode)
+        cropped = {dim: (min(0, below), min(0, above)) for dim, (below, above) in split.items()}
+        out = _pad_constant(out, cropped, 0.0)
+    # torch gives a copy where there is nothing to add, so that one may write into it.
+    aliased = out.local is x.local or out.local._is_view()
+    return out.with_local(out.local.clone()) if aliased else out
 
 
-def _pad_whole_dims(
-    x: Slab, pairs: dict[int, tuple[int, int]], mode: str, value: float | None
-) -> Slab:
+def _check_ends(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> None:
+    """Raises, on all ranks alike, where torch would refuse to pad ``dim`` by ``ends``."""
+    extent = x.layout.shape[dim]
+    limits = {"reflect": extent - 1, "circular": extent, "replicate": math.inf if extent else 0}
+    if mode not in (*limits, "constant"):
+        raise unsupported(F.pad, x, f"there is no mode={mode!r}")
+    if mode == "circular" and min(ends) < 0 and x.layout.splits[dim]:
+        raise unsupported(F.pad, x, f"circular padding of {ends} along a split dim is not supported")
+    left = min(extent + sum(ends), extent + ends[0], extent + ends[1])
+    if left < 0 or max(ends) > limits.get(mode, math.inf):
+        raise LayoutError(f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})")
+
+
+def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Slab:
     """Pads the dims that are not split, which is a local matter."""
     ends = {d: pair for d, pair in pairs.items() if d not in x.layout.split_dims and any(pair)}
     if not ends:
@@ -63,29 +87,24 @@ def _pad_whole_dims(
     return x.with_local(F.pad(x.local, flat, mode, value), layout)
 
 
-def _pad_constant(x: Slab, ends: dict[int, tuple[int, int]], value: float) -> Slab:
+def _pad_constant(x: Slab, ends: Ends, value: float) -> Slab:
     """A window of one index whose padding is kept: ``fetch`` fills what lies outside."""
-    if not ends:
+    if not any(any(pair) for pair in ends.values()):
         return x
     windows = tuple(
         Window(1, padding=ends[dim][0], extra=ends[dim][1] - ends[dim][0]) if dim in ends else None
         for dim in range(x.ndim)
     )
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, windows)
-    if min(planned.output.shape) < 0:
-        raise LayoutError(f"padding a tensor of shape {tuple(x.shape)} leaves {planned.output.shape}")
     return x.with_local(fetch(x.local, planned.exchange, x.mesh, fill=value), planned.output)
 
 
 def _pad_from_inside(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> Slab:
-    """Pads the split ``dim`` with rows of the tensor itself, fetched by the ranks at its two ends."""
+    """Pads the split ``dim`` with rows of the tensor itself, fetched by the ranks at its ends."""
     extent, split = x.layout.shape[dim], x.layout.splits[dim]
     assert split is not None
-    if mode not in ("reflect", "replicate", "circular") or min(ends) < 0:
-        raise unsupported(F.pad, x, f"mode={mode!r} with pads {ends} is not supported along a split dim")
-    limit = {"reflect": extent - 1, "replicate": max(ends), "circular": extent}[mode]
-    if max(ends) > limit or extent == 0:
-        raise LayoutError(f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})")
+    if not any(ends):
+        return x
     below, above = ends
     rows = {
         "reflect": (Span(1, below + 1), Span(extent - 1 - above, extent - 1)),
@@ -110,7 +129,7 @@ def _fetch_rows(x: Slab, dim: int, rows: Span, *, at_end: int) -> Tensor:
 def _plan_rows(
     grid: Grid, rank: int, source: Layout, dim: int, rows: Span, at_end: int
 ) -> Exchange:
-    """The first rank along the dim's axis (the last one ``at_end``) asks for ``rows``, others for none."""
+    """The first rank along the dim's axis (the last one ``at_end``) asks for ``rows``."""
     split = source.splits[dim]
     assert split is not None
     asking = split.cuts.num - 1 if at_end else 0

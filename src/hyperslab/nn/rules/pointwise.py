@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.nn.align import align
+from hyperslab.nn.align import align, check_operands
 from hyperslab.nn.registry import name_of, register, unsupported
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
     abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh
     bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min clip clone conj conj_physical
-    contiguous cos cosh cpu cuda deg2rad detach digamma double elu erf erfc erfinv exp exp2 expm1
+    contiguous cos cosh cpu cuda deg2rad detach digamma double elu empty_like erf erfc erfinv exp exp2 expm1
     fill_ fix float floor frac full_like gelu half hardshrink hardsigmoid hardswish hardtanh i0 int
     isfinite isinf isnan isneginf isposinf isreal leaky_relu lgamma log log10 log1p log2 logical_not
     logit logsigmoid long mish nan_to_num neg negative ones_like positive rad2deg reciprocal relu
     relu6 requires_grad_ round rsqrt selu sgn short sigmoid sign signbit silu sin sinc sinh softplus
-    softshrink softsign sqrt square tan tanh tanhshrink threshold to trunc type type_as zero_
-    zeros_like __neg__ __pos__ __abs__ __invert__
+    softshrink softsign sqrt square tan tanh tanhshrink threshold trunc type zero_ zeros_like
+    __neg__ __pos__ __abs__ __invert__
 """
 _BROADCASTING = """
     add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_or bitwise_xor copysign div divide eq
@@ -58,7 +58,7 @@ def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
         x = args[0] if args else None
         if type(x) is Slab and not _has_tensors(args, kwargs):
             local = function(x.local, *args[1:], **kwargs)
-            return x if local is x.local else Slab(local, x.layout, x.mesh)
+            return x if local is x.local else _result(function, local, x)
         return _run_aligned(function, args, kwargs, in_place=in_place)
 
     return rule
@@ -81,18 +81,37 @@ def _run_aligned(
     if in_place and not isinstance(args[0], Slab):
         why = "it would write a split tensor into a plain one, which every rank holds whole"
         raise unsupported(function, slab, why)
-    aligned, result = align(operands, to=args[0] if in_place else None)
+    aligned, like = align(operands, to=args[0] if in_place else None)
     local = function(*aligned[: len(args)], **dict(zip(kwargs, aligned[len(args) :], strict=True)))
-    if in_place:
-        if result.layout != args[0].layout:
-            raise unsupported(function, args[0], "its result is larger than the tensor it writes to")
-        return args[0]
-    return result.with_local(local)
+    return args[0] if in_place else _result(function, local, like)
+
+
+def _result(function: Callable[..., Any], local: Any, like: Slab) -> Any:
+    """The Slab of what ``function`` made of the pieces; ``NotImplemented`` and such as they are."""
+    if isinstance(local, Tensor):
+        return Slab(local, like.layout, like.mesh)
+    if isinstance(local, tuple):  # indices within the piece: torch.where of one argument
+        raise unsupported(function, like, "it gives indices")
+    return local
+
+
+def _make_conversion(function: Callable[..., Any]) -> None:
+    """Another tensor among the arguments gives a dtype and a device, whatever its shape."""
+
+    @register(function)
+    def convert(x: Slab | Tensor, *args: Any, **kwargs: Any) -> Slab | Tensor:
+        given = [arg.local if isinstance(arg, Slab) else arg for arg in args]
+        named = {name: arg.local if isinstance(arg, Slab) else arg for name, arg in kwargs.items()}
+        if not isinstance(x, Slab):
+            return function(x, *given, **named)  # type: ignore[no-any-return]
+        local = function(x.local, *given, **named)
+        return x if local is x.local else x.with_local(local)
 
 
 @register(torch.prelu, F.prelu, Tensor.prelu)
-def _prelu(x: Slab, weight: Tensor) -> Slab:
+def _prelu(input: Slab, weight: Tensor) -> Slab:
     """The weights follow dim 1, the channels, which are whole on every rank."""
+    x = check_operands(torch.prelu, input, weight)
     if 1 in x.layout.split_dims:
         raise unsupported(torch.prelu, x, "its channels are split")
     return x.with_local(torch.prelu(x.local, weight))
@@ -100,3 +119,5 @@ def _prelu(x: Slab, weight: Tensor) -> Slab:
 
 for _function in (*_functions(_UNARY), *_functions(_BROADCASTING)):
     register(_function)(_make_rule(_function))
+for _function in (Tensor.to, Tensor.type_as):
+    _make_conversion(_function)

@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Span, Window, Windowed, plan_windows
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.rules.conv import check_extents, check_spatial, per_dim
+from hyperslab.nn.rules.conv import check_extents, check_spatial, check_steps, per_dim
 from hyperslab.nn.slab import Slab
 
 
@@ -31,11 +31,13 @@ def _pool_windows(
 ) -> tuple[Window, ...]:
     num_dims = x.ndim - 2
     kernels = per_dim(kernel, num_dims)
-    strides = per_dim(stride, num_dims) if stride not in (None, [], ()) else kernels  # type: ignore[arg-type]
-    pads = per_dim(padding, num_dims)
+    none = stride is None or (isinstance(stride, Sequence) and not stride)
+    strides = kernels if none else per_dim(stride, num_dims)  # type: ignore[arg-type]
+    pads, dilations = per_dim(padding, num_dims), per_dim(dilation, num_dims)
+    check_steps((*kernels, *strides), pads, dilations)
     if any(not 0 <= 2 * pad <= k for pad, k in zip(pads, kernels, strict=True)):
         raise LayoutError(f"pool padding must be at most half the kernel, got {pads} for {kernels}")
-    windows = list(map(Window, kernels, strides, pads, per_dim(dilation, num_dims)))
+    windows = list(map(Window, kernels, strides, pads, dilations))
     if ceil:
         windows = [_overhang(w, n) for w, n in zip(windows, x.layout.shape[2:], strict=True)]
     return tuple(windows)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.layout import Layout
-from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.registry import numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
-
 
 _SHORT = (torch.float16, torch.bfloat16)  # summed over ranks in float32
 
@@ -50,16 +49,18 @@ def reduced(x: Slab, local: Tensor, dims: Sequence[int], *, keepdim: bool) -> Sl
 
 
 @register(torch.sum, Tensor.sum)
+@numpy_names
 def total(
-    x: Slab,
+    input: Slab,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    **more: Any,
+    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The sum over ``dim`` of the global tensor."""
-    _refuse(torch.sum, x, more)
+    x = input
+    _refuse_out(torch.sum, x, out)
     dims = normalize_dims(x, dim)
     if x.layout.axes_of(dims) and dtype is None and x.dtype in _SHORT:
         wide = reduced(x, torch.sum(x.local, dims, keepdim, dtype=torch.float32), dims, keepdim=keepdim)
@@ -68,16 +69,18 @@ def total(
 
 
 @register(torch.mean, Tensor.mean)
+@numpy_names
 def mean(
-    x: Slab,
+    input: Slab,
     dim: int | Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    **more: Any,
+    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The mean over ``dim`` of the global tensor: each element counts once, however it is cut."""
-    _refuse(torch.mean, x, more)
+    x = input
+    _refuse_out(torch.mean, x, out)
     dims = normalize_dims(x, dim)
     if not x.layout.axes_of(dims):
         local = torch.mean(x.local, dims, keepdim, dtype=dtype)
@@ -86,20 +89,22 @@ def mean(
         raise TypeError(f"mean of a {x.dtype} tensor needs dtype=, a floating point or complex type")
     count = math.prod(x.layout.shape[dim] for dim in dims)
     wide = torch.float32 if dtype is None and x.dtype in _SHORT else dtype
-    return (total(x, dims, keepdim, dtype=wide) / count).to(dtype or x.dtype)
+    summed: Any = total(x, dims, keepdim, dtype=wide)
+    return (summed / count).to(dtype or x.dtype)  # type: ignore[no-any-return]
 
 
-def _refuse(function: Any, x: Slab, more: dict[str, Any]) -> None:
-    if more:
-        raise unsupported(function, x, f"{'/'.join(more)}= is not supported")
+def _refuse_out(function: Any, x: Slab, out: Tensor | Slab | None) -> None:
+    if out is not None:
+        raise unsupported(function, x, "out= is not supported")
 
 
 def _make_adaptive_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"adaptive_avg_pool{num_dims}d")
 
     @register(function, getattr(torch, f"adaptive_avg_pool{num_dims}d", function))
-    def adaptive_avg_pool(x: Slab, output_size: int | Sequence[int | None]) -> Slab | Tensor:
+    def adaptive_avg_pool(input: Slab, output_size: int | Sequence[int | None]) -> Slab | Tensor:
         """The average pool to one output along split dims, which is the mean over them."""
+        x = input
         dims = range(x.ndim - num_dims, x.ndim)
         sizes = [output_size] * num_dims if isinstance(output_size, int | None) else output_size
         split = [dim for dim in dims if dim in x.layout.split_dims]

@@ -25,8 +25,8 @@ from hyperslab.layout import (
     plan_reshape,
 )
 from hyperslab.nn.recut import recut
-from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.registry import numpy_names, register, unsupported
+from hyperslab.nn.slab import Slab, check_one_grid
 
 
 def _dim(dim: int, ndim: int) -> int:
@@ -41,8 +41,9 @@ def _unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 @register(Tensor.view, Tensor.reshape, torch.reshape)
-def reshape(x: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
-    """``x`` in another global shape; see ``plan_reshape`` for what stays split."""
+def reshape(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
+    """``input`` in another global shape; see ``plan_reshape`` for what stays split."""
+    x = input
     sizes = _unpacked(shape or (kwargs.pop("shape", kwargs.pop("size", None)),))
     if kwargs or not all(isinstance(size, int) for size in sizes):
         raise unsupported(Tensor.view, x, f"view{shape} to another dtype is not supported")
@@ -53,8 +54,9 @@ def reshape(x: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
 
 
 @register(torch.flatten, Tensor.flatten)
-def flatten(x: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
-    """``x`` with the dims from ``start_dim`` to ``end_dim`` merged."""
+def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
+    """``input`` with the dims from ``start_dim`` to ``end_dim`` merged."""
+    x = input
     if not x.ndim:
         return reshape(x, 1)
     first, last = _dim(start_dim, x.ndim), _dim(end_dim, x.ndim)
@@ -66,8 +68,10 @@ def flatten(x: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
 
 
 @register(torch.unsqueeze, Tensor.unsqueeze)
-def unsqueeze(x: Slab, dim: int) -> Slab:
-    """``x`` with a dim of extent 1 before ``dim``."""
+@numpy_names
+def unsqueeze(input: Slab, dim: int) -> Slab:
+    """``input`` with a dim of extent 1 before ``dim``."""
+    x = input
     at = _dim(dim, x.ndim + 1)
     shape, splits = x.layout.shape, x.layout.splits
     layout = Layout((*shape[:at], 1, *shape[at:]), (*splits[:at], None, *splits[at:]))
@@ -75,8 +79,10 @@ def unsqueeze(x: Slab, dim: int) -> Slab:
 
 
 @register(torch.squeeze, Tensor.squeeze)
-def squeeze(x: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
-    """``x`` without its dims of extent 1, or those of them in ``dim``."""
+@numpy_names
+def squeeze(input: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
+    """``input`` without its dims of extent 1, or those of them in ``dim``."""
+    x = input
     dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {_dim(d, x.ndim) for d in dims} if x.ndim else set()
     kept = [n for d, n in enumerate(x.layout.shape) if d not in gone or n != 1]
@@ -84,8 +90,9 @@ def squeeze(x: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
 
 
 @register(torch.permute, Tensor.permute)
-def permute(x: Slab, *dims: Any, **kwargs: Any) -> Slab:
-    """``x`` with its dims, and their splits, in another order."""
+def permute(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
+    """``input`` with its dims, and their splits, in another order."""
+    x = input
     order = [_dim(d, x.ndim) for d in _unpacked(dims or (kwargs["dims"],))]
     layout = Layout(
         tuple(x.layout.shape[d] for d in order), tuple(x.layout.splits[d] for d in order)
@@ -93,22 +100,33 @@ def permute(x: Slab, *dims: Any, **kwargs: Any) -> Slab:
     return x.with_local(x.local.permute(order), layout)
 
 
-@register(torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes)
-def transpose(x: Slab, dim0: int, dim1: int) -> Slab:
-    """``x`` with two dims exchanged."""
-    order = list(range(x.ndim))
-    first, second = _dim(dim0, x.ndim), _dim(dim1, x.ndim)
+@register(torch.transpose, Tensor.transpose, torch.swapdims, Tensor.swapdims)
+def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
+    """``input`` with two dims exchanged."""
+    order = list(range(input.ndim))
+    first, second = _dim(dim0, input.ndim), _dim(dim1, input.ndim)
     order[first], order[second] = second, first
-    return permute(x, order)
+    return permute(input, order)
+
+
+@register(torch.swapaxes, Tensor.swapaxes)
+def swapaxes(input: Slab, axis0: int, axis1: int) -> Slab:
+    """``transpose`` by another name."""
+    return transpose(input, axis0, axis1)
 
 
 @register(torch.cat, torch.concat, torch.concatenate)
-def cat(tensors: Sequence[Slab | Tensor], dim: int = 0, **kwargs: Any) -> Slab:
-    """The tensors joined along ``dim``, under the layout of the first Slab among them."""
-    first = next(t for t in tensors if isinstance(t, Slab))
-    if kwargs.get("out") is not None:
+@numpy_names
+def cat(
+    tensors: Sequence[Slab | Tensor], dim: int = 0, *, out: Slab | Tensor | None = None
+) -> Slab:
+    """The tensors joined along ``dim``, under the layout of the most split Slab among them."""
+    given = [t for t in tensors if isinstance(t, Slab)]
+    first = max(given, key=lambda slab: (slab.shape != (0,), len(slab.layout.split_dims)))
+    if out is not None:
         raise unsupported(torch.cat, first, "out= is not supported")
-    dim = _dim(kwargs.get("axis", dim), first.ndim)
+    check_one_grid(slab.mesh.grid for slab in given)
+    dim = _dim(dim, first.ndim)
     parts = [t for t in tensors if tuple(t.shape) != (0,)]  # torch skips these, whatever their dims
     for part in parts:
         same = len(part.shape) == first.ndim and all(

@@ -9,18 +9,27 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.registry import register_default, unsupported
 from hyperslab.nn.slab import Slab
 
 
 @register_default
-def run_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs ``function`` on Slabs that no axis splits, as every rank then holds the whole."""
+def run_whole(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    refusal: UnsupportedOp | None = None,
+) -> Any:
+    """Runs ``function`` on Slabs that no axis splits, as every rank then holds the whole.
+
+    For others it raises ``refusal``, if the function's rule gave one.
+    """
     slabs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Slab)]
     for slab in slabs:
         if slab.layout.split_dims:
-            raise unsupported(function, slab)
+            raise refusal or unsupported(function, slab)
     first = slabs[0]
     before = _random_state(first)
     out = function(*tree_map(_local, args), **tree_map(_local, kwargs))

@@ -1,0 +1,94 @@
+"""What does a Slab cost where there is next to nothing to compute?
+
+    python benchmarks/overhead.py
+
+Prints the time of relu on a tiny Slab and on a plain tensor, and of forward and backward through 5 x (conv + relu)
+on 2 ranks split along depth against a blocking halo exchange written by hand (from halo_conv.py). Medians; the two
+variants of a comparison take turns.
+"""
+
+import argparse
+import json
+import runpy
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.testing import Team
+
+
+def relu_times(repeats):
+    """Microseconds of one relu on a plain tensor and on a Slab, on one rank of a mesh."""
+    x = torch.randn(1, 2, 4, 4, 4)
+    slab = hs.shard(torch.randn(1, 2, 8, 4, 4), hs.init(depth=2))
+    samples = {"plain": [], "Slab": []}
+    for _ in range(repeats):
+        for name, value in (("plain", x), ("Slab", slab)):
+            start = time.perf_counter()
+            for _ in range(1000):
+                torch.relu(value)
+            samples[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def stack(conv):
+    return nn.Sequential(*[layer for _ in range(5) for layer in (conv(4, 4, 3, padding=1), nn.ReLU())])
+
+
+def stack_times(repeats):
+    """Microseconds of forward and backward through the stack, ours and by hand."""
+    by_hand = runpy.run_path(str(Path(__file__).with_name("halo_conv.py")))
+    x = torch.randn(1, 4, 8, 8, 8)
+    mesh = hs.init(depth=2)
+    piece = x.chunk(2, 2)[mesh.rank].contiguous().requires_grad_()
+    slab = hs.from_local(piece.detach(), mesh, x.shape)
+    slab.local.requires_grad_()
+    ours, hand = stack(nn.Conv3d), stack(by_hand["HandConv"])
+    seed = torch.randn(piece.shape)
+
+    def run_ours():
+        ours(slab).local.backward(seed)
+
+    def run_by_hand():
+        hand(piece).backward(seed)
+
+    samples = {"ours": [], "by hand": []}
+    for number in range(repeats + 1):
+        for name, run in (("ours", run_ours), ("by hand", run_by_hand)):
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(20):
+                run()
+            if number:
+                samples[name].append((time.perf_counter() - start) / 20 * 1e6)
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    options = parser.parse_args()
+    with Team(2, timeout_seconds=300) as team:
+        relu = team.run(relu_times, options.repeats)[0]
+        convs = team.run(stack_times, options.repeats)
+    slower = {name: max(rank[name] for rank in convs) for name in convs[0]}
+    report = {"relu_us": relu, "conv_stack_us": slower}
+    report["conv_stack_ratio"] = slower["ours"] / slower["by hand"]
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return
+    print(f"relu: plain {relu['plain']:.2f} us, Slab {relu['Slab']:.2f} us")
+    print(
+        f"5 x (conv + relu) forward+backward, 2 ranks: ours {slower['ours']:.0f} us, by hand "
+        f"{slower['by hand']:.0f} us, {report['conv_stack_ratio']:.2f}x"
+    )
+
+
+if __name__ == "__main__":
+    main()

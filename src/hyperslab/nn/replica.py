@@ -1,0 +1,148 @@
+"""Gradients averaged by DDP, in whatever order a user runs forward and backward passes."""
+
+# No "from __future__ import annotations": DDP reads those of its hook as they are.
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.errors import ConfigError
+from hyperslab.nn.slab import Slab
+
+
+class Replica:
+    """A module whose gradients are averaged over all ranks at the end of a backward pass.
+
+    By itself DDP averages in the first backward pass after a forward pass and in no other: a second
+    one through the same graph, or through the graph of an earlier forward pass, leaves each rank
+    with a gradient of its own and says nothing. Here every backward pass that reaches an output of
+    the module averages what has been added up so far. That is exact, because what was averaged
+    before is equal on all ranks. Parameters may also be frozen, thawed or replaced at any time.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._body = _Body(module, forward)
+        self._ddp: DistributedDataParallel | None = None
+        self._trained: list[nn.Parameter] = []
+        """The parameters whose gradients DDP averages."""
+        self._sync = True
+        self._pass: int | None = None
+        """The backward pass that reached an output last."""
+        self._averaged = False
+        """Whether DDP has averaged all gradients since it was last told to."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._body(*args, **kwargs)
+        self._adopt_parameters()
+        if self._ddp is None:
+            return self._body(*args, **kwargs)
+        with nullcontext() if self._sync else self._ddp.no_sync():
+            out = self._ddp(*args, **kwargs)
+        if self._sync:
+            self._averaged = False
+            for tensor in _tensors(out):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(self._before_backward)
+        return out
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def note(self, bucket: GradBucket) -> None:
+        """Notes that gradients are on their way to the other ranks; buckets go in order."""
+        self._averaged = bucket.is_last()
+
+    def _adopt_parameters(self) -> None:
+        """Makes DDP know the parameters that want gradients now."""
+        now = [p for p in self._body.parameters() if p.requires_grad]
+        if len(now) == len(self._trained) and all(map(_is, now, self._trained)):
+            return
+        if self._ddp is not None:
+            self._ddp._remove_autograd_hooks()
+        self._ddp, self._trained = None, now
+        if now:
+            # Ranks start with equal weights and buffers, and Parallel keeps the buffers equal.
+            self._ddp = DistributedDataParallel(self._body, init_sync=False)
+            self._ddp.broadcast_buffers = False
+            # Weak: DDP keeps the hook's state where the garbage collector cannot see it.
+            self._ddp.register_comm_hook(weakref.ref(self), _average)
+
+    def _before_backward(self, grad: Tensor) -> None:
+        current = torch._C._current_graph_task_id()
+        if current == self._pass or self._ddp is None:
+            return
+        self._pass = current
+        if self._averaged:
+            self._ddp.reducer.prepare_for_backward([])
+            self._averaged = False
+        Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        """Raises if the pass gave gradients to some parameters but not to all.
+
+        DDP has then averaged none or a part of them, which it would only tell in the next forward
+        pass. A pass to inputs alone, by ``torch.autograd.grad``, gives none and is well.
+        """
+        if self._averaged or self._ddp is None:
+            return
+        try:
+            self._ddp.reducer._rebuild_buckets()  # raises if DDP has begun and not finished
+        except RuntimeError:
+            raise ConfigError(self._say_unused()) from None
+        self._ddp.reducer.prepare_for_backward([])
+
+    def _say_unused(self) -> str:
+        named = self._body.module.named_parameters()
+        unused = [name for name, p in named if p.requires_grad and p.grad is None]
+        return (
+            "gradients were not averaged over the ranks: the loss must depend on every parameter "
+            f"that requires a gradient, and on {', '.join(unused) or 'some'} it does not. Freeze "
+            "unused parameters with requires_grad_(False), or leave them out of the module; of "
+            "several losses take the sum, and one backward pass"
+        )
+
+
+def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor]:
+    if (found := replica()) is not None:
+        found.note(bucket)
+    return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _tensors(out: Any) -> Iterator[Tensor]:
+    for leaf in tree_leaves(out):
+        if isinstance(leaf, Slab):
+            yield leaf.local
+        elif isinstance(leaf, Tensor):
+            yield leaf
+
+
+class _Body(nn.Module):
+    """The module as DDP sees it, with the ``forward`` that it had before it was parallel."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)

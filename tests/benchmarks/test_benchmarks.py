@@ -1,0 +1,20 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = {
+    "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
+    "overhead.py": ["--repeats", "1"],
+}
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("*.py")))
+def test_every_benchmark_runs_small_and_prints_json(script):
+    command = [sys.executable, str(BENCHMARKS / script), *SMALL[script], "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)

@@ -1,0 +1,37 @@
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def example() -> str:
+    return re.findall(r"```python\n(.*?)```", README.read_text(), re.S)[0]
+
+
+def run(command: list[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_prints_the_same_loss_on_two_processes_and_on_one(tmp_path):
+    split, alone = tmp_path / "split.py", tmp_path / "alone.py"
+    seeded = example().replace("mesh = hs.init", "torch.manual_seed(1); mesh = hs.init")
+    split.write_text(seeded)
+    alone.write_text(seeded.replace("depth=2", "depth=1"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    two = run([*torchrun, str(split)]).splitlines()
+    one = run([sys.executable, str(alone)]).splitlines()
+    assert len(two) == 2
+    assert all("dim 2 split over depth=2" in line for line in two)
+    losses = [float(line.split()[-1]) for line in two + one]
+    assert max(losses) - min(losses) < 1e-6
+
+
+def test_the_example_is_short():
+    lines = [line for line in example().splitlines() if line and not line.startswith(("import", "from"))]
+    assert len(lines) <= 15
