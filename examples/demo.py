@@ -81,14 +81,18 @@ def show(split, single):
     table = Table(title="Loss (mean squared error of the radius)")
     for heading in ("step", "2 processes, split along depth", "1 process", "difference"):
         table.add_column(heading, justify="right")
-    for step in sorted({0, *range(len(split) // 6, len(split), max(1, len(split) // 6)), len(split) - 1}):
+    for step in sorted(
+        {0, *range(len(split) // 6, len(split), max(1, len(split) // 6)), len(split) - 1}
+    ):
         ours, alone = split[step], single[step]
         table.add_row(str(step + 1), f"{ours:.6f}", f"{alone:.6f}", f"{abs(ours - alone):.1e}")
     Console().print(table)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=int, default=32, help="edge of a cube")
     parser.add_argument("--losses", type=Path, help=argparse.SUPPRESS)
@@ -105,7 +109,8 @@ def main():
     worst = max(abs(a - b) for a, b in zip(split, single, strict=True))
     same = worst < 1e-9
     falls = sum(split[-5:]) < sum(split[:5])
-    print(f"The losses of 2 processes and of 1 differ by at most {worst:.1e}: {'the same' if same else 'NOT THE SAME'}.")
+    verdict = "the same" if same else "NOT THE SAME"
+    print(f"The losses of 2 processes and of 1 differ by at most {worst:.1e}: {verdict}.")
     sys.exit(0 if same and falls else 1)
 
 

@@ -33,5 +33,7 @@ def test_the_example_prints_the_same_loss_on_two_processes_and_on_one(tmp_path):
 
 
 def test_the_example_is_short():
-    lines = [line for line in example().splitlines() if line and not line.startswith(("import", "from"))]
+    lines = [
+        line for line in example().splitlines() if line and not line.startswith(("import", "from"))
+    ]
     assert len(lines) <= 15

@@ -20,12 +20,13 @@ def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Te
 
     What lies outside the tensor is ``fill``. Where nothing moves, ``x`` itself or a view of it.
 
-    Collective over ``mesh``. Differentiable: the backward pass sends each box's gradient home, where
-    the boxes are added.
+    Collective over ``mesh``. Differentiable: the backward pass sends each box's gradient home,
+    where the boxes are added.
     """
     if exchange.idle and exchange.kept == exchange.wanted:
         return x if exchange.kept == exchange.owned else x[exchange.kept_from]
-    return _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-any-return]
+    out: Tensor = _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Fetch(Function):
@@ -70,7 +71,7 @@ def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
 def post_return(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
 ) -> Pending:
-    """The adjoint of ``post_fetch``: sends the gradients of received boxes home, without waiting."""
+    """The adjoint of ``post_fetch``: sends the gradients of received boxes home, and waits not."""
     doing = "returning the gradient of a split tensor"
     return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, doing)
 

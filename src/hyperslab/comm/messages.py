@@ -8,10 +8,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from hyperslab.comm.failure import lost_contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Message
+
+Addressed = Sequence[tuple[Tensor, int]]
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +55,29 @@ def post_messages(
     """
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
-    place = torch.device("cpu") if mesh.stages_through_host else mesh.device
+    place = _HOST if mesh.stages_through_host else mesh.device
     sent = [piece.detach().to(place).contiguous() for piece in pieces]
     received = [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
-    group = mesh.group
+    going = [(_raw(box), m.peer) for box, m in zip(sent, sends, strict=True)]
+    coming = [(_raw(box), m.peer) for box, m in zip(received, receives, strict=True)]
+    post = _post_together if place.type == "cuda" else _post_each
     try:
-        if place.type == "cuda":
-            ops = [dist.P2POp(dist.isend, _raw(x), group=group, group_peer=m.peer) for x, m in zip(sent, sends)]
-            ops += [dist.P2POp(dist.irecv, _raw(x), group=group, group_peer=m.peer) for x, m in zip(received, receives)]
-            works = dist.batch_isend_irecv(ops)
-        else:
-            works = [group.send([_raw(x)], m.peer, 0) for x, m in zip(sent, sends, strict=True)]
-            works += [group.recv([_raw(x)], m.peer, 0) for x, m in zip(received, receives, strict=True)]
+        works = post(going, coming, mesh.group)
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)
+
+
+def _post_each(going: Addressed, coming: Addressed, group: ProcessGroup) -> list[dist.Work]:
+    works = [group.send([box], peer, 0) for box, peer in going]
+    return works + [group.recv([box], peer, 0) for box, peer in coming]
+
+
+def _post_together(going: Addressed, coming: Addressed, group: ProcessGroup) -> list[dist.Work]:
+    """All in one NCCL call: one after the other, they could wait for each other in a circle."""
+    ops = [dist.P2POp(dist.isend, box, group=group, group_peer=peer) for box, peer in going]
+    ops += [dist.P2POp(dist.irecv, box, group=group, group_peer=peer) for box, peer in coming]
+    return dist.batch_isend_irecv(ops)
 
 
 def _raw(x: Tensor) -> Tensor:

@@ -12,6 +12,12 @@ from hyperslab.layout.exchange import (
     plan_windows as plan_windows,
 )
 from hyperslab.layout.grid import AXES as AXES, Grid as Grid
+from hyperslab.layout.halo import (
+    HaloPlan as HaloPlan,
+    Strip as Strip,
+    local_padding as local_padding,
+    plan_halo as plan_halo,
+)
 from hyperslab.layout.layout import (
     DIM_AXES as DIM_AXES,
     Layout as Layout,

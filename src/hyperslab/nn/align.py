@@ -24,7 +24,7 @@ def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], S
     """
     slabs = [operand for operand in operands if isinstance(operand, Slab)]
     lead = max(slabs, key=Slab.numel) if to is None else to
-    if len(slabs) > 1:
+    if any(slab.mesh is not lead.mesh for slab in slabs):
         check_one_grid(slab.mesh.grid for slab in slabs)
     shapes = tuple(tuple(x.shape) for x in operands if isinstance(x, Slab | Tensor))
     layout = _broadcast(lead.layout, tuple(slab.layout for slab in slabs), shapes)

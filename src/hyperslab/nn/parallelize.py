@@ -23,7 +23,7 @@ from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn.replica import Replica
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.slab import Slab, is_slab
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -72,7 +72,7 @@ class Parallel:
     _hyperslab: _State
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(self._on_mesh, (args, kwargs))
+        args, kwargs = tree_map(self._on_mesh, (args, kwargs), is_leaf=is_slab)
         out = self._hyperslab.run(*args, **kwargs)
         if self._hyperslab.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
             buffers = self.buffers()  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ def _without_views(module: nn.Module, args: object, out: Any) -> Any:
 
     Rules crop what they compute, so that a Slab can hold a view where a plain tensor would not.
     """
-    return tree_map(_own, out)
+    return tree_map(_own, out, is_leaf=is_slab)
 
 
 def _own(leaf: Any) -> Any:

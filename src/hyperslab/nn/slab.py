@@ -9,6 +9,7 @@ from typing import Any, Never
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import LayoutError
@@ -163,3 +164,17 @@ def _operator(name: str) -> Callable[..., Any]:
 for _name in _OPERATORS:
     setattr(Slab, f"__{_name}__", _operator(f"__{_name}__"))
 Slab.__hash__ = object.__hash__  # type: ignore[method-assign]  # __eq__ compares elements
+
+
+def is_slab(leaf: object) -> bool:
+    """For ``tree_map(..., is_leaf=is_slab)``, which otherwise looks into Slabs."""
+    return isinstance(leaf, Slab)
+
+
+# FSDP2 finds the tensors in a module's inputs and outputs this way.
+register_pytree_node(
+    Slab,
+    lambda slab: ([slab.local], (slab.layout, slab.mesh)),
+    lambda leaves, context: Slab(*leaves, *context),  # type: ignore[misc]
+    serialized_type_name="hyperslab.Slab",
+)

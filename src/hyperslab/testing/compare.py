@@ -19,28 +19,29 @@ def assert_same_as_serial(
     *,
     mesh: hs.Mesh,
     cuts: Mapping[str, Sequence[int]] | Sequence[Mapping[str, Sequence[int]] | None] | None = None,
+    input_grads: bool = True,
     tolerance: float = 1e-10,
 ) -> None:
     """Checks values, input gradients and weight gradients of ``function(*inputs, *weights)``.
 
     The loss weights every output with a random number, because sums of squares hide and fake errors
-    of norms. ``cuts`` are those of all inputs, or a list with those of each.
+    of norms. ``cuts`` are those of all inputs, or a list with those of each. Without
+    ``input_grads`` no input requires a gradient, as in the first layer of a network.
 
     Collective over the mesh: every rank calls it with the same tensors.
     """
     per_input = [cuts] * len(inputs) if cuts is None or isinstance(cuts, Mapping) else cuts
-    serial_in, serial_weights = _leaves(inputs, mesh), _leaves(weights, mesh)
+    serial_in, serial_weights = _leaves(inputs, mesh, input_grads), _leaves(weights, mesh)
     serial_out = function(*serial_in, *serial_weights)
-    coefficients = torch.rand_like(serial_out.detach().cpu().double() + 0.0).to(serial_out) - 0.3
-    if mesh.num_ranks > 1:
-        dist.broadcast(coefficients, 0, group=mesh.group)
-    (serial_out * coefficients).sum().backward()
-
-    our_in, our_weights = _leaves(inputs, mesh), _leaves(weights, mesh)
+    our_in, our_weights = _leaves(inputs, mesh, input_grads), _leaves(weights, mesh)
     slabs = [hs.shard(x, mesh, cuts=c) for x, c in zip(our_in, per_input, strict=True)]
     out = function(*slabs, *our_weights)
     assert tuple(out.shape) == tuple(serial_out.shape), (out.shape, serial_out.shape)
-    (out * coefficients).sum().backward()
+    assert out.requires_grad == serial_out.requires_grad, (out, out.requires_grad)
+    if serial_out.requires_grad:
+        coefficients = seeded(*serial_out.shape, seed=1).to(serial_out.detach())
+        (serial_out * coefficients).sum().backward()
+        (out * coefficients).sum().backward()
 
     def close(ours: Tensor | None, serial: Tensor | None, what: str) -> None:
         torch.testing.assert_close(
@@ -53,7 +54,8 @@ def assert_same_as_serial(
     for number, (ours, serial) in enumerate(zip(our_in, serial_in, strict=True)):
         close(ours.grad, serial.grad, f"gradient of input {number}")
     for number, (ours, serial) in enumerate(zip(our_weights, serial_weights, strict=True)):
-        close(averaged(ours, mesh), serial.grad, f"gradient of weight {number}")
+        if serial.grad is not None:
+            close(averaged(ours, mesh), serial.grad, f"gradient of weight {number}")
 
 
 def averaged(weight: Tensor, mesh: hs.Mesh) -> Tensor:
@@ -65,9 +67,10 @@ def averaged(weight: Tensor, mesh: hs.Mesh) -> Tensor:
     return mean / mesh.num_ranks
 
 
-def _leaves(tensors: Sequence[Tensor], mesh: hs.Mesh) -> list[Tensor]:
+def _leaves(tensors: Sequence[Tensor], mesh: hs.Mesh, grads: bool = True) -> list[Tensor]:
     return [
-        t.detach().to(mesh.device, copy=True).requires_grad_(t.is_floating_point()) for t in tensors
+        t.detach().to(mesh.device, copy=True).requires_grad_(grads and t.is_floating_point())
+        for t in tensors
     ]
 
 

@@ -13,16 +13,20 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import ConfigError, LayoutError
-from hyperslab.layout import Grid, Layout, TransposedWindow, Window, Windowed, plan_windows
+from hyperslab.layout import (
+    Grid,
+    HaloPlan,
+    Layout,
+    TransposedWindow,
+    Window,
+    Windowed,
+    local_padding,
+    plan_halo,
+    plan_windows,
+)
 from hyperslab.nn import halo_conv
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.halo_conv import (
-    HaloConv,
-    HaloConvPlan,
-    Settings,
-    plan_halo_conv,
-    strip_padding,
-)
+from hyperslab.nn.halo_conv import HaloConv, Settings
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
@@ -93,7 +97,9 @@ def autocast(x: Slab, *tensors: Tensor | None) -> tuple[Any, ...]:
 def check_spatial(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
     """``x``, if it has a sample dim and a whole channel dim before its spatial dims."""
     if x.ndim != num_dims + 2:
-        raise unsupported(function, x, f"it has {x.ndim} dims, and batched input has {num_dims + 2}")
+        raise unsupported(
+            function, x, f"it has {x.ndim} dims, and batched input has {num_dims + 2}"
+        )
     if x.layout.splits[1]:
         raise unsupported(function, x, "its channels are split")
     return x
@@ -117,22 +123,22 @@ class _ConvPlan:
     windowed: Windowed
     padding: tuple[int, ...]
     """What the local call pads."""
-    halo: HaloConvPlan | None
+    halo: HaloPlan | None
 
 
 @lru_cache(maxsize=4096)
-def _plan_conv(
-    grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...]
-) -> _ConvPlan:
-    ends = [w.extra if cut is None else 0 for w, cut in zip(windows, source.splits[2:], strict=True)]
+def _plan_conv(grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...]) -> _ConvPlan:
+    ends = [
+        w.extra if cut is None else 0 for w, cut in zip(windows, source.splits[2:], strict=True)
+    ]
     for dim, end in enumerate(ends, start=2):
         source = source.with_dim(dim, source.shape[dim] + end, source.splits[dim])
     windows = tuple(replace(w, extra=w.extra - end) for w, end in zip(windows, ends, strict=True))
     return _ConvPlan(
         [n for end in reversed(ends) for n in (0, end)] if any(ends) else None,
         plan_windows(grid, rank, source, (None, None, *windows)),
-        strip_padding(source, windows),
-        plan_halo_conv(grid, rank, source, windows),
+        local_padding(source, windows),
+        plan_halo(grid, rank, source, windows),
     )
 
 
@@ -233,7 +239,9 @@ def _make_conv_transpose(num_dims: int) -> None:
                     f"output padding must be smaller than either stride or dilation, got {output_pads} "
                     f"with stride {steps} and dilation {dilations}"
                 )
-        windows = tuple(map(TransposedWindow, weight.shape[2:], steps, pads, dilations, output_pads))
+        windows = tuple(
+            map(TransposedWindow, weight.shape[2:], steps, pads, dilations, output_pads)
+        )
         planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
         check_extents(function, x, planned.output)
         x, weight, bias = autocast(x, weight, bias)

@@ -82,8 +82,9 @@ def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Sla
     layout = x.layout
     for dim, pair in ends.items():
         layout = layout.with_dim(dim, layout.shape[dim] + sum(pair))
-    if not x.local.numel():
-        return x.with_local(nothing(layout.box(x.mesh.coords).shape, x.local), layout)
+    if not x.local.numel():  # as torch refuses it, but in the dtype that autocast gives the others
+        dtype = F.pad(x.local.new_zeros((1,) * x.ndim), [0] * len(flat), mode, value).dtype
+        return x.with_local(nothing(layout.box(x.mesh.coords).shape, x.local.to(dtype)), layout)
     return x.with_local(F.pad(x.local, flat, mode, value), layout)
 
 

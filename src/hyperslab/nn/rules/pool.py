@@ -63,6 +63,12 @@ def _fetch_window(
     return fetch(x.local, planned.exchange, x.mesh, fill=fill), planned, pads
 
 
+def _no_outputs(function: Callable[..., Any], window: Tensor, planned: Windowed) -> Tensor:
+    """The output of a rank that owns none of it, in the dtype that autocast gives the others'."""
+    dtype = function(window.new_zeros((1,) * window.ndim), 1).dtype
+    return nothing(planned.box.shape, window.to(dtype))
+
+
 def _make_max_pool(num_dims: int) -> None:
     function = getattr(F, f"max_pool{num_dims}d")
 
@@ -83,7 +89,7 @@ def _make_max_pool(num_dims: int) -> None:
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         window, planned, pads = _fetch_window(function, x, windows, lowest)
         if not planned.box:
-            return x.with_local(nothing(planned.box.shape, window), planned.output)
+            return x.with_local(_no_outputs(function, window, planned), planned.output)
         local = function(window, kernel_size, stride, pads, dilation, ceil_mode)
         return x.with_local(local, planned.output)
 
@@ -113,7 +119,7 @@ def _make_avg_pool(num_dims: int) -> None:
             return x.with_local(local, Layout((x.shape[0], *local.shape[1:]), x.layout.splits))
         window, planned, pads = _fetch_window(function, x, windows, 0.0)
         if not planned.box:
-            return x.with_local(nothing(planned.box.shape, window), planned.output)
+            return x.with_local(_no_outputs(function, window, planned), planned.output)
         if divisor_override is not None or not any(w.padding or w.extra for w in windows):
             local = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
             return x.with_local(local, planned.output)

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.registry import register_default, unsupported
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.slab import Slab, is_slab
 
 
 @register_default
@@ -26,13 +26,14 @@ def run_whole(
 
     For others it raises ``refusal``, if the function's rule gave one.
     """
-    slabs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Slab)]
+    slabs = list(filter(is_slab, tree_leaves((args, kwargs), is_leaf=is_slab)))
     for slab in slabs:
         if slab.layout.split_dims:
             raise refusal or unsupported(function, slab)
     first = slabs[0]
     before = _random_state(first)
-    out = function(*tree_map(_local, args), **tree_map(_local, kwargs))
+    args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
+    out = function(*args, **kwargs)
     if first.mesh.num_ranks > 1 and _random_state(first) != before:
         raise unsupported(function, first, "it draws random numbers, which differ between ranks")
     owners = {id(slab.local): slab for slab in slabs}

@@ -1,0 +1,153 @@
+"""A convolution cut into an interior, which needs no other rank, and strips, which do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from hyperslab.layout.box import Box
+from hyperslab.layout.exchange import Exchange, output_box_reads, plan_windows
+from hyperslab.layout.grid import Grid
+from hyperslab.layout.layout import Layout
+from hyperslab.layout.span import Span
+from hyperslab.layout.window import Window
+
+Slices = tuple[slice, ...]
+
+
+class Part(NamedTuple):
+    """Where a box lies in what it comes from and in what it goes to."""
+
+    source: Slices
+    target: Slices
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Outputs that need received inputs, and what their inputs are made of."""
+
+    output: Slices
+    """Where the outputs lie in the rank's output."""
+    shape: tuple[int, ...]
+    """Of the inputs, padding along split dims included."""
+    own: Part
+    """The inputs that are the rank's own."""
+    halo: tuple[tuple[int, Part], ...]
+    """Those that were received, with the number of the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interior:
+    """One call on the rank's own piece, as it lies in memory, that computes all outputs.
+
+    The call pads with zeros what other ranks hold, so outputs that read there are wrong until
+    strips overwrite them. It pads both ends alike, which may make outputs that are not the rank's;
+    ``output`` says where its own are.
+    """
+
+    padding: tuple[int, ...]
+    output: Slices
+    exact: bool
+    """Whether the call makes the rank's outputs and no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class HaloPlan:
+    """How one rank convolves a piece that has an interior."""
+
+    exchange: Exchange
+    interior: Interior
+    strips: tuple[Strip, ...]
+    strip_padding: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def plan_halo(
+    grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...]
+) -> HaloPlan | None:
+    """The plan for a convolution with ``windows`` along the spatial dims, which follow dim 1.
+
+    None where the piece has no interior, so that there is nothing to hide messages behind.
+    """
+    everything = (None, None, *windows)
+    windowed = plan_windows(grid, rank, source, everything)
+    exchange, outputs = windowed.exchange, windowed.box
+    inner = _interior_outputs(source, windows, exchange.owned, outputs)
+    if not inner:
+        return None
+    split = [source.splits[2 + dim] is not None for dim in range(len(windows))]
+    return HaloPlan(
+        exchange,
+        _plan_interior(windows, split, exchange.owned, outputs),
+        tuple(
+            _plan_strip(source, everything, exchange, outputs, border)
+            for border in outputs.minus(inner)
+        ),
+        local_padding(source, windows),
+    )
+
+
+def local_padding(source: Layout, windows: Sequence[Window]) -> tuple[int, ...]:
+    """What the local call pads once padding along split dims has been fetched."""
+    splits = source.splits[2:]
+    return tuple(0 if cut else w.padding for cut, w in zip(splits, windows, strict=True))
+
+
+def _interior_outputs(source: Layout, windows: Sequence[Window], owned: Box, outputs: Box) -> Box:
+    """The outputs that read nothing but the rank's own inputs and padding."""
+    spans = list(outputs.spans)
+    for dim, window in enumerate(windows, start=2):
+        own, span = owned.spans[dim], spans[dim]
+        first = -((-own.start - window.padding) // window.stride)
+        stop = (own.stop - 1 + window.padding - window.reach) // window.stride + 1
+        spans[dim] = span & Span(
+            span.start if own.start == 0 else first,
+            span.stop if own.stop == source.shape[dim] else stop,
+        )
+    return Box(tuple(spans)) if owned else Box.of(*[(0, 0)] * len(spans))
+
+
+def _plan_interior(
+    windows: Sequence[Window], split: Sequence[bool], owned: Box, outputs: Box
+) -> Interior:
+    padding, where, exact = [], [slice(None), slice(None)], True
+    for dim, window in enumerate(windows, start=2):
+        if not split[dim - 2]:
+            padding.append(window.padding)
+            where.append(slice(None))
+            continue
+        own, out = owned.spans[dim], outputs.spans[dim]
+        # With this padding the call's first output is out.start. Each stride more of padding puts
+        # one output before it, until padding is not negative and the last output is reached.
+        pad, before = own.start + window.padding - out.start * window.stride, 0
+        while pad < 0 or _num_outputs(window, own.size + 2 * pad) < before + out.size:
+            pad, before = pad + window.stride, before + 1
+        exact &= _num_outputs(window, own.size + 2 * pad) == out.size
+        padding.append(pad)
+        where.append(slice(before, before + out.size))
+    return Interior(tuple(padding), tuple(where), exact)
+
+
+def _num_outputs(window: Window, num_inputs: int) -> int:
+    return (num_inputs - window.reach - 1) // window.stride + 1
+
+
+def _plan_strip(
+    source: Layout,
+    windows: tuple[Window | None, ...],
+    exchange: Exchange,
+    outputs: Box,
+    border: Box,
+) -> Strip:
+    reads = output_box_reads(source, windows, border)
+    own = exchange.owned & reads
+    halo = tuple(
+        (number, Part(part.slices_in(message.box), part.slices_in(reads)))
+        for number, message in enumerate(exchange.receives)
+        if (part := message.box & reads)
+    )
+    where = (slice(None), slice(None), *border.slices_in(outputs)[2:])
+    kept = Part(own.slices_in(exchange.owned), own.slices_in(reads))
+    return Strip(where, reads.shape, kept, halo)

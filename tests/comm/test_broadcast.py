@@ -1,0 +1,59 @@
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.comm import broadcast
+from hyperslab.comm.broadcast import broadcast_
+from hyperslab.testing import seeded
+
+init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+
+
+def tensors(rank):
+    """Every kind of tensor that a module may hold, different on every rank."""
+    x = seeded(4, 6, 2, 3, seed=rank)
+    return [
+        x,
+        x[0].permute(2, 0, 1),
+        x.to(memory_format=torch.channels_last) + 1,
+        torch.tensor(rank),
+        torch.tensor([rank == 0, True]),
+        torch.full((3,), rank, dtype=torch.int16),
+        torch.full((5,), rank + 1j, dtype=torch.complex64),
+        torch.full((2, 2), rank, dtype=torch.bfloat16),
+        torch.empty(0, 3),
+        nn.Parameter(torch.full((3,), float(rank))),
+    ]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("batch_nbytes", [1, 100, 1 << 26])
+def test_every_tensor_becomes_that_of_rank_0(batch_nbytes):
+    mesh = init(height=3)
+    before, broadcast.BATCH_NBYTES = broadcast.BATCH_NBYTES, batch_nbytes
+    mine = tensors(mesh.rank)
+    strides = [x.stride() for x in mine]
+    broadcast_(iter(mine), mesh, "testing")
+    broadcast.BATCH_NBYTES = before
+    for ours, theirs in zip(mine, tensors(0), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [x.stride() for x in mine] == strides
+
+
+@pytest.mark.ranks(2)
+def test_a_graph_that_holds_a_tensor_stays_valid():
+    mesh = init(height=2)
+    x, weight = torch.tensor(3.0), torch.tensor(2.0, requires_grad=True)
+    y = x * weight
+    broadcast_([x], mesh, "testing")
+    y.backward()
+    assert weight.grad == 3
+
+
+def test_alone_nothing_happens():
+    x = seeded(3)
+    broadcast_([x], init(), "testing")
+    assert torch.equal(x, seeded(3))

@@ -1,0 +1,116 @@
+"""The operators on CUDA: alone, and on ranks that share one GPU and talk through the host."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.nn import halo_conv
+from hyperslab.testing import Team, assert_same_as_serial, seeded
+
+pytestmark = pytest.mark.gpu
+
+MESHES = {
+    "alone": {},
+    "sample=2": {"sample": 2},
+    "depth=2": {"depth": 2},
+    "depth=2 x height=2": {"depth": 2, "height": 2},
+    "sample=2 x width=2": {"sample": 2, "width": 2},
+}
+UNEVEN = {"depth": [0, 3, 11], "height": [0, 8, 9], "width": [0, 4, 10]}
+
+
+def pad_and_conv(x, w):
+    return x + F.conv3d(F.pad(x, (1,) * 6, mode="circular"), w)
+
+
+def gate(x, w):
+    return x * torch.sigmoid(F.linear(x.mean((2, 3, 4)), w)).view(3, 4, 1, 1, 1)
+
+
+def classes(x):
+    labels = (seeded(3, 11, 9, 10, seed=3) * 7).long().remainder(4).to(x.device)
+    return F.cross_entropy(x, labels, label_smoothing=0.1)
+
+
+CASES = {
+    "conv": (lambda x, w, b: F.conv3d(x, w, b, padding=1), [(6, 4, 3, 3, 3), (6,)]),
+    "strided conv": (
+        lambda x, w: F.conv3d(x, w, stride=(3, 2, 1), padding=(1, 2, 0)),
+        [(6, 4, 4, 2, 4)],
+    ),
+    "dilated conv": (lambda x, w: F.conv3d(x, w, dilation=2, groups=2), [(6, 2, 3, 3, 3)]),
+    "circular conv": (pad_and_conv, [(4, 4, 3, 3, 3)]),
+    "transposed conv": (
+        lambda x, w, b: F.conv_transpose3d(x, w, b, stride=2, padding=1, output_padding=1),
+        [(4, 5, 3, 3, 3), (5,)],
+    ),
+    "max pool": (lambda x: F.max_pool3d(x, 3, 2, 1, ceil_mode=True), []),
+    "avg pool": (lambda x: F.avg_pool3d(x, 3, 2, 1, count_include_pad=False), []),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), [(4,), (4,)]),
+    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), [(4,), (4,)]),
+    "layer norm": (lambda x, w: F.layer_norm(x, (11, 9, 10), w), [(11, 9, 10)]),
+    "pointwise": (lambda x, w: torch.sin(x * w).add_(1) - (1 - x) / (x * x + 1), [(4, 1, 1, 1)]),
+    "cat": (lambda x: torch.cat([x, 2 * x], 2), []),
+    "dense head": (lambda x, w: F.linear(x.flatten(1), w), [(5, 4 * 11 * 9 * 10)]),
+    "gate": (gate, [(4, 4)]),
+    "cross entropy": (classes, []),
+}  # fmt: skip
+
+
+def compare(case, axes, uneven, overlap):
+    torch.backends.cudnn.allow_tf32 = False
+    halo_conv.MIN_INTERIOR_NUMEL = 0 if overlap else 1 << 16
+    mesh = hs.init(**axes, device="cuda", timeout_seconds=60)
+    assert mesh.device.type == "cuda"
+    function, shapes = CASES[case]
+    weights = [seeded(*shape, seed=1) for shape in shapes]
+    cuts = {axis: UNEVEN[axis] for axis in axes if axis in UNEVEN} if uneven else None
+    assert_same_as_serial(function, [seeded(3, 4, 11, 9, 10)], weights, mesh=mesh, cuts=cuts)
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def team_and_axes(request):
+    axes = MESHES[request.param]
+    num_ranks = torch.Size(axes.values()).numel()
+    with Team(num_ranks, timeout_seconds=120) as team:
+        yield team, axes
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["even", "uneven"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_operator_on_cuda_gives_the_numbers_of_one_process(team_and_axes, case, uneven):
+    team, axes = team_and_axes
+    for overlap in (False, True) if "conv" in case else (False,):
+        team.run(compare, case, axes, uneven, overlap)
+
+
+def train(axes, shard_weights):
+    torch.manual_seed(0)
+    mesh = hs.init(**axes, device="cuda", timeout_seconds=60)
+    net = nn.Sequential(
+        nn.Conv3d(2, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(inplace=True), nn.Dropout(0.2),
+        nn.MaxPool3d(2), nn.Conv3d(8, 8, 3, 2, 1), nn.Flatten(), nn.Linear(8 * 4 * 4 * 4, 3),
+    ).double()  # fmt: skip
+    model = hs.parallelize(net, mesh, shard_weights=shard_weights)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(4):
+        x, y = seeded(4, 2, 16, 16, 16, seed=step), seeded(4, 3, seed=step)
+        loss = F.mse_loss(model(hs.shard(x, mesh)), hs.shard(y, mesh))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("shard_weights", [False, True], ids=["ddp", "fsdp"])
+def test_training_on_ranks_that_share_the_gpu_gives_the_losses_of_one(team_and_axes, shard_weights):
+    team, axes = team_and_axes
+    losses = team.run(train, axes, shard_weights)
+    with Team(1, timeout_seconds=120) as alone:
+        (serial,) = alone.run(train, {}, False)
+    for theirs in losses:
+        torch.testing.assert_close(theirs, serial, rtol=1e-9, atol=1e-9)
