@@ -9,7 +9,7 @@ from hyperslab.comm.agree import agree, agree_on
 init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
 
 
-class Short(ValueError):
+class ShortError(ValueError):
     """Cannot be pickled, as errors that hold files or locks cannot."""
 
     def __init__(self, words):
@@ -26,13 +26,13 @@ def test_ranks_that_are_well_go_on():
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_an_error_on_one_rank_stops_all_and_names_it(failed):
     mesh = init(height=3)
-    error = Short("sample 7 has 12 rows\nof 16") if mesh.rank == failed else None
+    error = ShortError("sample 7 has 12 rows\nof 16") if mesh.rank == failed else None
     if error:
-        with pytest.raises(Short, match="12 rows") as caught:
+        with pytest.raises(ShortError, match="12 rows") as caught:
             agree(error, mesh)
         assert caught.value is error
     else:
-        words = f"rank {failed} stopped, and so do all: Short: sample 7 has 12 rows\nof 16"
+        words = f"rank {failed} stopped, and so do all: ShortError: sample 7 has 12 rows\nof 16"
         with pytest.raises(hs.CommError, match=words):
             agree(None, mesh)
     agree(None, mesh)  # and nothing of it is left
@@ -41,9 +41,9 @@ def test_an_error_on_one_rank_stops_all_and_names_it(failed):
 @pytest.mark.ranks(3)
 def test_of_several_errors_the_first_rank_is_named():
     mesh = init(height=3)
-    error = Short(f"on {mesh.rank}") if mesh.rank else None
-    words = "^on 1$" if mesh.rank == 1 else "rank 1 stopped, and so do all: Short: on 1"
-    with pytest.raises(Short if mesh.rank == 1 else hs.CommError, match=words) as caught:
+    error = ShortError(f"on {mesh.rank}") if mesh.rank else None
+    words = "^on 1$" if mesh.rank == 1 else "rank 1 stopped, and so do all: ShortError: on 1"
+    with pytest.raises(ShortError if mesh.rank == 1 else hs.CommError, match=words) as caught:
         agree(error, mesh)
     if mesh.rank == 2:
         assert caught.value.__cause__ is error
@@ -53,12 +53,14 @@ def test_alone_an_error_is_raised_as_it_is():
     mesh = init()
     agree(None, mesh)
     agree_on("anything", object(), mesh)
-    with pytest.raises(Short, match="alone"):
-        agree(Short("alone"), mesh)
+    with pytest.raises(ShortError, match="alone"):
+        agree(ShortError("alone"), mesh)
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("value", [None, (1, "two", 3.0), {"depth": [0, 9, 16]}, "x" * 10000], ids=type)
+@pytest.mark.parametrize(
+    "value", [None, (1, "two", 3.0), {"depth": [0, 9, 16]}, "x" * 10000], ids=type
+)
 def test_ranks_that_bring_the_same_go_on(value):
     agree_on("the value", value, init(height=3))
 

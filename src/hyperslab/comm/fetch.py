@@ -79,7 +79,7 @@ def post_return(
 def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:
     """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
     for message, box in zip(exchange.sends, returned, strict=True):
-        home[message.where] += box
+        home[message.where].add_(box)
 
 
 def empty_like_format(shape: tuple[int, ...], like: Tensor) -> Tensor:

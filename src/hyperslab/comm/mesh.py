@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -186,6 +188,16 @@ def _join(launch: Launch, backend: str, timeout: timedelta) -> None:
             f"{timeout.total_seconds():g} s: a rank died, raised an error or was not started, or "
             f"the address cannot be reached ({_first_line(error)})"
         ) from error
+    atexit.register(_leave, backend)
+
+
+def _leave(backend: str) -> None:
+    """Destroys the process group at exit, without which gloo aborts many a process at its end.
+
+    Not NCCL's after an error: it may wait for the others, who wait for this rank to be gone.
+    """
+    if dist.is_initialized() and (backend == "gloo" or not hasattr(sys, "last_value")):
+        dist.destroy_process_group()
 
 
 def _meet(mesh: Mesh) -> None:

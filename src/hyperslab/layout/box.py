@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from hyperslab.layout.span import Span
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Box:
     """A box of a global array: one span per dim, in global coordinates."""
 
@@ -28,7 +29,7 @@ class Box:
     def whole(cls, shape: Iterable[int]) -> Box:
         return cls(tuple(Span(0, extent) for extent in shape))
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(span.size for span in self.spans)
 
@@ -38,7 +39,7 @@ class Box:
 
     def __bool__(self) -> bool:
         """Whether the box holds any index at all."""
-        return all(span.stop > span.start for span in self.spans)
+        return 0 not in self.shape
 
     def __and__(self, other: Box) -> Box:
         pairs = zip(self.spans, other.spans, strict=True)

@@ -46,7 +46,7 @@ def localize(operand: Any, layout: Layout, box: Box) -> Any:
     if isinstance(operand, Tensor) and layout.split_dims:
         behind = len(layout.shape) - operand.ndim
         for dim in layout.split_dims:
-            if dim >= behind and operand.shape[dim - behind] != 1:
+            if dim >= behind and operand.shape[dim - behind] == layout.shape[dim]:
                 span = box.spans[dim]
                 operand = operand.narrow(dim - behind, span.start, span.size)
     return operand

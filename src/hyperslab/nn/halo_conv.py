@@ -144,7 +144,7 @@ def _halo_grads(
         )[0]
         assert strip_grad is not None
         for number, part in strip.halo:
-            grads[number][part.source] += strip_grad[part.target]
+            grads[number][part.source].add_(strip_grad[part.target])
     return grads
 
 

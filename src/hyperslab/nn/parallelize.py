@@ -145,7 +145,7 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None
     DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
     """
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
-    run = Replica(module, forward) if replicated else forward
+    run = Replica(module, forward, mesh) if replicated else forward
     module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
 

@@ -16,6 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from hyperslab.comm.failure import contact
+from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn.slab import Slab
 
@@ -30,8 +32,9 @@ class Replica:
     before is equal on all ranks. Parameters may also be frozen, thawed or replaced at any time.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh) -> None:
         self._body = _Body(module, forward)
+        self._mesh = mesh
         self._ddp: DistributedDataParallel | None = None
         self._trained: list[nn.Parameter] = []
         """The parameters whose gradients DDP averages."""
@@ -40,6 +43,8 @@ class Replica:
         """The backward pass that reached an output last."""
         self._averaged = False
         """Whether DDP has averaged all gradients since it was last told to."""
+        self._travelling: list[Future[Tensor]] = []
+        """Gradients on their way to and from the other ranks."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -64,9 +69,13 @@ class Replica:
         finally:
             self._sync = before
 
-    def note(self, bucket: GradBucket) -> None:
-        """Notes that gradients are on their way to the other ranks; buckets go in order."""
+    def average(self, bucket: GradBucket) -> Future[Tensor]:
+        """Sends gradients to the other ranks; buckets go in order."""
+        with contact("averaging gradients", self._mesh):
+            average = allreduce_hook(None, bucket)  # type: ignore[arg-type]
         self._averaged = bucket.is_last()
+        self._travelling.append(average)
+        return average
 
     def _adopt_parameters(self) -> None:
         """Makes DDP know the parameters that want gradients now."""
@@ -94,11 +103,15 @@ class Replica:
         Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
-        """Raises if the pass gave gradients to some parameters but not to all.
+        """Raises if a rank is lost, or if some parameters were given gradients but not all.
 
         DDP has then averaged none or a part of them, which it would only tell in the next forward
         pass. A pass to inputs alone, by ``torch.autograd.grad``, gives none and is well.
         """
+        travelling, self._travelling = self._travelling, []
+        with contact("averaging gradients", self._mesh):
+            for average in travelling:
+                average.wait()
         if self._averaged or self._ddp is None:
             return
         try:
@@ -119,9 +132,9 @@ class Replica:
 
 
 def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor]:
-    if (found := replica()) is not None:
-        found.note(bucket)
-    return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+    found = replica()
+    assert found is not None
+    return found.average(bucket)
 
 
 def _is(a: object, b: object) -> bool:

@@ -29,7 +29,7 @@ class Place:
 
     def mesh(self) -> hs.Mesh:
         """The mesh, on CPUs. Collective over all ranks."""
-        return hs.init(**self.axes, device="cpu", timeout_seconds=30)
+        return hs.init(**self.axes, device="cpu", timeout_seconds=10)
 
     def cuts_of(self, num_dims: int) -> dict[str, Sequence[int]]:
         """The cuts along the axes that cut a tensor of ``num_dims`` dims."""
@@ -56,13 +56,21 @@ def places(draw: DrawFn, shape: Sequence[int]) -> Place:
         st.one_of(st.permutations(own).map(lambda own: [*own, *others]), st.permutations(AXES))
     )
     axes = dict(zip(order, draw(st.sampled_from(SIZES)), strict=False))
-    cuts = {
-        axis: bounds
-        for dim, axis in enumerate(DIM_AXES[len(shape)])
-        if axis in own and axis in axes
-        if (bounds := draw(bounds_of(shape[dim], axes[axis]))) is not None
+    return Place(axes, draw(cuts_for(shape, axes)))
+
+
+@st.composite
+def cuts_for(
+    draw: DrawFn, shape: Sequence[int], axes: Mapping[str, int]
+) -> dict[str, Sequence[int]]:
+    """Cuts of a tensor of ``shape`` on a mesh of ``axes``, for some of them or all."""
+    named = {axis: n for axis, n in zip(DIM_AXES[len(shape)], shape, strict=True) if axis}
+    drawn = {
+        axis: draw(bounds_of(extent, axes.get(axis, 1)))
+        for axis, extent in named.items()
+        if axis != "channel"
     }
-    return Place(axes, cuts)
+    return {axis: bounds for axis, bounds in drawn.items() if bounds is not None}
 
 
 def bounds_of(extent: int, num: int) -> SearchStrategy[list[int] | None]:

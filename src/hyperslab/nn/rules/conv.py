@@ -14,12 +14,13 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.layout import (
+    Box,
+    Exchange,
     Grid,
     HaloPlan,
     Layout,
     TransposedWindow,
     Window,
-    Windowed,
     local_padding,
     plan_halo,
     plan_windows,
@@ -120,25 +121,34 @@ class _ConvPlan:
 
     end_pads: list[int] | None
     """What ``F.pad`` adds first to dims that are whole and want unlike padding at their ends."""
-    windowed: Windowed
+    exchange: Exchange
+    box: Box
+    """The outputs that the rank owns."""
     padding: tuple[int, ...]
     """What the local call pads."""
     halo: HaloPlan | None
+    output: Layout
 
 
 @lru_cache(maxsize=4096)
-def _plan_conv(grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...]) -> _ConvPlan:
+def _plan_conv(
+    grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...], num_filters: int
+) -> _ConvPlan:
     ends = [
         w.extra if cut is None else 0 for w, cut in zip(windows, source.splits[2:], strict=True)
     ]
     for dim, end in enumerate(ends, start=2):
         source = source.with_dim(dim, source.shape[dim] + end, source.splits[dim])
     windows = tuple(replace(w, extra=w.extra - end) for w, end in zip(windows, ends, strict=True))
+    planned = plan_windows(grid, rank, source, (None, None, *windows))
+    output = planned.output.with_dim(1, num_filters)
     return _ConvPlan(
         [n for end in reversed(ends) for n in (0, end)] if any(ends) else None,
-        plan_windows(grid, rank, source, (None, None, *windows)),
+        planned.exchange,
+        output.box(grid.coords[rank]),
         local_padding(source, windows),
         plan_halo(grid, rank, source, windows),
+        output,
     )
 
 
@@ -188,25 +198,27 @@ def _make_conv(num_dims: int) -> None:
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
         windows = _conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
-        plan = _plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows)
-        check_extents(function, x, plan.windowed.output)
-        layout = plan.windowed.output.with_dim(1, weight.shape[0])
+        plan = _plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+        check_extents(function, x, plan.output)
         settings = Settings(steps, dilations, groups)
         x, weight, bias = autocast(x, weight, bias)
-        return x.with_local(_run_conv(x, weight, bias, plan, settings), layout)
+        return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
 
 
 def _run_conv(
     x: Slab, weight: Tensor, bias: Tensor | None, plan: _ConvPlan, settings: Settings
 ) -> Tensor:
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
-    exchange, box = plan.windowed.exchange, plan.windowed.box
-    if plan.halo and not exchange.idle and local.numel() >= halo_conv.MIN_INTERIOR_NUMEL:
-        return HaloConv.apply(local, weight, bias, plan.halo, settings, x.mesh)  # type: ignore[no-any-return]
-    window = fetch(local, exchange, x.mesh)
-    if box:
+    busy = not plan.exchange.idle
+    if plan.halo and busy and local.numel() >= halo_conv.MIN_INTERIOR_NUMEL:
+        return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
+    window = fetch(local, plan.exchange, x.mesh)
+    if plan.box:
         return settings.run(window, weight, bias, plan.padding)
-    return nothing((box.shape[0], weight.shape[0], *box.shape[2:]), window, weight, bias)
+    return nothing(plan.box.shape, window, weight, bias)
+
+
+_halo_conv: Callable[..., Tensor] = HaloConv.apply
 
 
 def _make_conv_transpose(num_dims: int) -> None:

@@ -11,7 +11,7 @@ from hyperslab.layout import Box
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
-_MIX = 0x2545F491, 0x27D4EB2F  # odd multipliers below 2**31, so that int64 products do not overflow
+_FACTORS = 0x21F0AAAD, 0x735A2D97  # of the hash lowbias32; below 2**31: no int64 product overflows
 _WORD = 0xFFFFFFFF
 
 
@@ -71,11 +71,7 @@ def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tenso
 
 def _mixed(bits: Tensor) -> Tensor:
     """Every bit of the 32-bit words in ``bits`` spread over all of them."""
-    for factor in _MIX:
-        bits = bits + 0x9E3779B9 & _WORD
-        bits = (bits ^ bits >> 16).mul_(factor).bitwise_and_(_WORD)
+    bits = (bits + 0x9E3779B9) & _WORD
+    bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _WORD
+    bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _WORD
     return bits ^ bits >> 15
-
-
-for _num_dims in (1, 2, 3):
-    _make_feature_dropout(_num_dims)

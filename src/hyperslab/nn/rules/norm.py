@@ -61,10 +61,9 @@ def _check_running(function: Any, mean: Tensor | None, var: Tensor | None) -> No
         raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
 
 
-def _update(running: Tensor | None, new: Tensor, momentum: float) -> None:
-    if running is not None:
-        with torch.no_grad():
-            running.lerp_(new.to(running.dtype), momentum)
+def _update(running: Tensor, new: Tensor, momentum: float) -> None:
+    with torch.no_grad():
+        running.lerp_(new.to(running.dtype), momentum)
 
 
 @register(F.batch_norm)
@@ -95,8 +94,10 @@ def batch_norm(
         raise ValueError(f"expected more than 1 value per channel when training, got {tuple(x.shape)}")
     moments = Moments(dims, axes, count)
     local, mean, var = standardize(x.local, moments, eps, x.mesh)
-    _update(running_mean, mean.flatten(), momentum)
-    _update(running_var, var.flatten() * (count / (count - 1)), momentum)
+    if running_mean is not None:
+        _update(running_mean, mean.flatten(), momentum)
+    if running_var is not None:
+        _update(running_var, var.flatten() * (count / (count - 1)), momentum)
     return x.with_local(_affine_per_channel(local, weight, bias))
 
 
@@ -122,11 +123,14 @@ def instance_norm(
         raise ValueError(f"expected more than 1 spatial element when training, got {tuple(x.shape)}")
     dims = range(2, x.ndim)
     axes = x.layout.axes_of(dims)
-    if not axes and running_mean is None and x.local.numel():
+    if not axes and running_mean is None and running_var is None and x.local.numel():
         return x.with_local(F.instance_norm(x.local, None, None, weight, bias, True, momentum, eps))
     local, mean, var = standardize(x.local, Moments(tuple(dims), axes, count), eps, x.mesh)
-    _update(running_mean, _sample_mean(mean, x), momentum)
-    _update(running_var, _sample_mean(var, x) * (count / (count - 1)), momentum)
+    # Only with running statistics, or ranks that have samples (above) would not take part.
+    if running_mean is not None:
+        _update(running_mean, _sample_mean(mean, x), momentum)
+    if running_var is not None:
+        _update(running_var, _sample_mean(var, x) * (count / (count - 1)), momentum)
     return x.with_local(_affine_per_channel(local, weight, bias))
 
 

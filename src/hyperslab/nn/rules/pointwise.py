@@ -37,9 +37,9 @@ _BROADCASTING = """
 
 
 def _functions(names: str) -> Iterator[Callable[..., Any]]:
-    """Every function of these names in torch, its functional and Tensor namespaces, in place too."""
+    """Every function of these names in torch's namespaces and Tensor's methods, in place too."""
     for name in names.split():
-        for space in (torch, F, Tensor, torch.special):
+        for space in (Tensor,) if name.startswith("__") else (torch, F, Tensor, torch.special):
             for spelling in (name, f"{name}_"):
                 function = getattr(space, spelling, None)
                 if callable(function):
