@@ -24,7 +24,7 @@ def dropout(
     *,
     training: bool | None = None,
 ) -> Slab:
-    """``input`` with each element zeroed with probability ``p`` and the others scaled by ``1 / (1 - p)``."""
+    """``input`` with each element zeroed with probability ``p``, the others scaled by ``1 / (1 - p)``."""
     return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
 
 
@@ -75,3 +75,7 @@ def _mixed(bits: Tensor) -> Tensor:
     bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _WORD
     bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _WORD
     return bits ^ bits >> 15
+
+
+for _num_dims in (1, 2, 3):
+    _make_feature_dropout(_num_dims)
