@@ -162,15 +162,10 @@ VIEWS = {
     "negative": lambda x: torch.complex(x, -x).conj().imag,
     "contiguous negative": lambda x: torch._neg_view(x.clone()),
 }
-UNRESOLVED = "tensors travel as bytes, and these have a bit that says how to read them"
-VIEW_MARKS = {
-    "conjugate": pytest.mark.xfail(strict=False, reason=UNRESOLVED),
-    "contiguous negative": pytest.mark.xfail(strict=False, reason=UNRESOLVED),
-}
 
 
 @pytest.mark.ranks(3)
-@pytest.mark.parametrize("view", [pytest.param(v, marks=VIEW_MARKS.get(v, ())) for v in VIEWS])
+@pytest.mark.parametrize("view", VIEWS)
 def test_pieces_need_not_be_contiguous(view):
     mesh = init(width=3)
     layout, wanted, exchange = halo_exchange(mesh)

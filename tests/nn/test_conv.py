@@ -429,7 +429,7 @@ REFUSED = {
         "its channels are split",
     ),
     "weights made of activations": (
-        lambda x, w: F.conv3d(x, w * x.mean()[None].view(1, 1, 1, 1, 1) * x.sum(dim=(0, 2, 3, 4))),
+        lambda x, w: F.conv3d(x, w * x.sum(dim=(0, 2, 3, 4)).view(4, 1, 1, 1, 1)),
         hs.UnsupportedOp,
         "all but its input must be plain tensors",
     ),

@@ -82,7 +82,8 @@ def pools(draw):
         k = draw(st.integers(1, 4))
         d = draw(st.integers(1, 3)) if kind == "max" else 1
         pad = draw(st.integers(0, k // 2))
-        extents.append(draw(st.integers(max(1, d * (k - 1) + 1 - 2 * pad), 10)))
+        least = d * (k - 1) + 1 - (2 * pad if kind == "max" or num_dims < 3 else 0)
+        extents.append(draw(st.integers(max(1, least), 10)))
         kernel.append(k), dilation.append(d), padding.append(pad)
     options = {
         "kernel_size": tuple(kernel),

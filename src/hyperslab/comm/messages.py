@@ -56,7 +56,7 @@ def post_messages(
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
     place = _HOST if mesh.stages_through_host else mesh.device
-    sent = [piece.detach().to(place).contiguous() for piece in pieces]
+    sent = [_dense(piece.detach().to(place)) for piece in pieces]
     received = [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
     going = [(_raw(box), m.peer) for box, m in zip(sent, sends, strict=True)]
     coming = [(_raw(box), m.peer) for box, m in zip(received, receives, strict=True)]
@@ -78,6 +78,16 @@ def _post_together(going: Addressed, coming: Addressed, group: ProcessGroup) -> 
     ops = [dist.P2POp(dist.isend, box, group=group, group_peer=peer) for box, peer in going]
     ops += [dist.P2POp(dist.irecv, box, group=group, group_peer=peer) for box, peer in coming]
     return dist.batch_isend_irecv(ops)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """``x`` in one run of memory that says it all.
+
+    A conjugate or negative view has a bit beside it, and torch's stand-in for zero gradients (of
+    ``sgn``) has no memory.
+    """
+    x = x.clone() if x._is_zerotensor() else x
+    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def _raw(x: Tensor) -> Tensor:

@@ -35,10 +35,12 @@ def shard(
     Collective over the mesh. The gradient that reaches ``tensor`` is the whole one, on every rank.
     """
     tensor = _checked(tensor, mesh)
-    agree_on("the tensors given to shard", (tuple(tensor.shape), tensor.dtype, cuts, axes), mesh)
+    given = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, cuts, axes)
+    agree_on("the tensors given to shard", given, mesh)
     layout = split_over(tuple(tensor.shape), mesh.grid, axes, cuts)
-    local = _Shard.apply(tensor, layout, mesh) if mesh.num_ranks > 1 else tensor
-    return Slab(local, layout, mesh)
+    if mesh.num_ranks == 1:
+        return Slab(tensor, layout, mesh)
+    return Slab(_Shard.apply(tensor, layout, mesh), layout, mesh)  # type: ignore[no-untyped-call]
 
 
 def from_local(
@@ -57,18 +59,20 @@ def from_local(
     """
     piece = _checked(piece, mesh)
     shape = tuple(shape)
-    agree_on("what from_local was given", (shape, piece.dtype, cuts, axes), mesh)
+    given = (shape, piece.dtype, piece.requires_grad, cuts, axes)
+    agree_on("what from_local was given", given, mesh)
     layout = split_over(shape, mesh.grid, axes, cuts)
     due = layout.box(mesh.coords).shape
     error = None
     if tuple(piece.shape) != due:
         error = LayoutError(
-            f"rank {mesh.rank} brings a piece of shape {tuple(piece.shape)}, but its box of a tensor of "
-            f"{layout.describe()} has shape {due}"
+            f"rank {mesh.rank} brings a piece of shape {tuple(piece.shape)}, but its box of a "
+            f"tensor of {layout.describe()} has shape {due}"
         )
     agree(error, mesh)
-    local = _Enter.apply(piece, layout, mesh) if piece.requires_grad else piece
-    return Slab(local, layout, mesh)
+    if not piece.requires_grad:
+        return Slab(piece, layout, mesh)
+    return Slab(_Enter.apply(piece, layout, mesh), layout, mesh)  # type: ignore[no-untyped-call]
 
 
 def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
-from hyperslab.nn.slab import Slab
 
 
 class Replica:
@@ -56,9 +55,9 @@ class Replica:
             out = self._ddp(*args, **kwargs)
         if self._sync:
             self._averaged = False
-            for tensor in _tensors(out):
-                if tensor.grad_fn is not None:
-                    tensor.register_hook(self._before_backward)
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                    leaf.register_hook(self._before_backward)
         return out
 
     @contextmanager
@@ -139,14 +138,6 @@ def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor
 
 def _is(a: object, b: object) -> bool:
     return a is b
-
-
-def _tensors(out: Any) -> Iterator[Tensor]:
-    for leaf in tree_leaves(out):
-        if isinstance(leaf, Slab):
-            yield leaf.local
-        elif isinstance(leaf, Tensor):
-            yield leaf
 
 
 class _Body(nn.Module):

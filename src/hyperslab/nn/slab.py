@@ -175,6 +175,6 @@ def is_slab(leaf: object) -> bool:
 register_pytree_node(
     Slab,
     lambda slab: ([slab.local], (slab.layout, slab.mesh)),
-    lambda leaves, context: Slab(*leaves, *context),  # type: ignore[misc]
+    lambda leaves, context: Slab(*leaves, *context),
     serialized_type_name="hyperslab.Slab",
 )

@@ -20,17 +20,21 @@ class Moments(NamedTuple):
     """The dims of the local piece over which they run."""
     axes: tuple[str, ...]
     """The axes whose ranks hold more of them."""
-    count: int
+    num: int
     """How many there are, over all these ranks."""
 
 
-def standardize(x: Tensor, moments: Moments, eps: float, mesh: Mesh) -> tuple[Tensor, Tensor, Tensor]:
+def standardize(
+    x: Tensor, moments: Moments, eps: float, mesh: Mesh
+) -> tuple[Tensor, Tensor, Tensor]:
     """``(x - mean) / sqrt(var + eps)``, the mean, and the biased variance.
 
     Collective over ``moments.axes``. Differentiable in its first output; pieces may be uneven and
     empty. Statistics of short floats are kept in float32.
     """
-    return _Standardize.apply(x, moments, eps, mesh)  # type: ignore[no-any-return]
+    out: tuple[Tensor, Tensor, Tensor]
+    out = _Standardize.apply(x, moments, eps, mesh)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Standardize(Function):
@@ -53,9 +57,12 @@ class _Standardize(Function):
         dims = ctx.moments.dims
         wide = scale.dtype
         sums = torch.stack(
-            [grad.sum(dims, keepdim=True, dtype=wide), (grad * out).sum(dims, keepdim=True, dtype=wide)]
+            [
+                grad.sum(dims, keepdim=True, dtype=wide),
+                (grad * out).sum(dims, keepdim=True, dtype=wide),
+            ]
         )
-        means = reduce_sum_(sums, ctx.mesh, ctx.moments.axes) / ctx.moments.count
+        means = reduce_sum_(sums, ctx.mesh, ctx.moments.axes) / ctx.moments.num
         return ((grad - means[0] - out * means[1]) * scale).to(grad.dtype), None, None, None
 
 
@@ -72,11 +79,11 @@ def _global_moments(x: Tensor, moments: Moments, mesh: Mesh) -> tuple[Tensor, Te
     mean = wide.sum(moments.dims, keepdim=True) / max(count, 1)
     squares = (wide - mean).square_().sum(moments.dims, keepdim=True)
     if not moments.axes:
-        return mean, squares / moments.count
+        return mean, squares / moments.num
     counts = torch.full_like(mean, count)
     counts, means, squares = gather_stacked(
         torch.stack([counts, mean, squares]), mesh, moments.axes
     ).unbind(1)
-    mean = (counts * means).sum(0) / moments.count
+    mean = (counts * means).sum(0) / moments.num
     squares = (squares + counts * (means - mean).square()).sum(0)
-    return mean, squares / moments.count
+    return mean, squares / moments.num

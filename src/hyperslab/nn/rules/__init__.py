@@ -2,6 +2,7 @@
 
 from hyperslab.nn.rules import (
     conv as conv,
+    conv_transpose as conv_transpose,
     dropout as dropout,
     linear as linear,
     loss as loss,

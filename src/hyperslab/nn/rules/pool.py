@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Span, Window, Windowed, plan_windows
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.rules.conv import check_extents, check_spatial, check_steps, per_dim
+from hyperslab.nn.rules.spatial import check_extents, check_spatial, check_steps, per_dim
 from hyperslab.nn.slab import Slab
 
 

@@ -127,7 +127,8 @@ def cat(
         raise unsupported(torch.cat, first, "out= is not supported")
     check_one_grid(slab.mesh.grid for slab in given)
     dim = _dim(dim, first.ndim)
-    parts = [t for t in tensors if tuple(t.shape) != (0,)]  # torch skips these, whatever their dims
+    # torch skips tensors of shape (0,), whatever the dims of the others.
+    parts = [t for t in tensors if tuple(t.shape) != (0,)] or [first]
     for part in parts:
         same = len(part.shape) == first.ndim and all(
             n == m for d, (n, m) in enumerate(zip(part.shape, first.shape, strict=True)) if d != dim
