@@ -77,7 +77,7 @@ class HandConv(nn.Conv3d):
 
 
 def build_ours(x):
-    mesh = hs.init(depth=2)
+    mesh = hs.init(depth=2, device="cpu")
     model = hs.parallelize(conv_stack(), mesh)
     piece = x.chunk(2, 2)[mesh.rank].contiguous()
 

@@ -32,7 +32,7 @@ def summary(samples):
 def relu_times(repeats):
     """Microseconds of one relu on a plain tensor and on a Slab, on one rank of a mesh."""
     x = torch.randn(1, 2, 4, 4, 4)
-    slab = hs.shard(torch.randn(1, 2, 8, 4, 4), hs.init(depth=2))
+    slab = hs.shard(torch.randn(1, 2, 8, 4, 4), hs.init(depth=2, device="cpu"))
     samples = {"plain": [], "Slab": []}
     for _ in range(repeats):
         for name, value in (("plain", x), ("Slab", slab)):
@@ -53,7 +53,7 @@ def stack_times(repeats):
     """Microseconds of forward and backward through the stack, ours and by hand."""
     by_hand = runpy.run_path(str(Path(__file__).with_name("halo_conv.py")))
     x = torch.randn(1, 4, 8, 8, 8)
-    mesh = hs.init(depth=2)
+    mesh = hs.init(depth=2, device="cpu")
     piece = x.chunk(2, 2)[mesh.rank].contiguous().requires_grad_()
     slab = hs.from_local(piece.detach(), mesh, x.shape)
     slab.local.requires_grad_()

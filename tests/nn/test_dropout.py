@@ -1,4 +1,4 @@
-"""Masks that depend on the seed and the global index alone."""
+"""Dropout whose masks are those of one process, whatever the mesh."""
 
 import pytest
 import torch
@@ -7,103 +7,138 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.testing import assert_same_as_serial, seeded
+from hyperslab.testing import seeded
 from hyperslab.testing.strategies import Place
 
-X = (3, 4, 11, 9, 10)
+X5, X4, X3 = (3, 4, 11, 9, 10), (3, 4, 9, 10), (3, 4, 10)
+UNEVEN = Place({"sample": 2, "depth": 2}, {"depth": [0, 1, 11]})
 
-KINDS = {
-    "elements": lambda x: F.dropout(x, 0.3),
-    "elements, by module": nn.Dropout(0.3),
-    "in place": lambda x: F.dropout(x.clone(), 0.3, inplace=True),
-    "channels": nn.Dropout3d(0.3),
+CASES = {
+    "elements": (lambda x: F.dropout(x, 0.3), X5),
+    "elements by torch": (lambda x: torch.dropout(x, 0.3, True), X4),
+    "elements in place": (lambda x: F.dropout(x + 0, 0.3, inplace=True), X5),
+    "channels of volumes": (lambda x: F.dropout3d(x, 0.3), X5),
+    "channels of images": (lambda x: F.dropout2d(x, p=0.3, training=True), X4),
+    "channels of rows": (lambda x: F.dropout1d(x, 0.3), X3),
+    "module": (nn.Dropout(0.3), X5),
+    "module of channels": (nn.Dropout3d(0.3, inplace=True), X5),
+    "vectors": (lambda x: F.dropout(x.flatten(1), 0.3), X5),
+    "one after the other": (lambda x: F.dropout(F.dropout(x, 0.3), 0.3), X5),
+    "after a pool": (lambda x: F.dropout(F.max_pool3d(x, 3, 2, 1), 0.3), X5),
 }
 
 
-def dropped(place, kind, seed):
-    torch.manual_seed(seed)
-    x = hs.shard(torch.ones(X, dtype=torch.float64), place.mesh(), cuts=place.cuts_of(5))
-    return hs.gather(KINDS[kind](x))
+def dropped(place, name):
+    """What is left, and the gradient, of ones."""
+    function, shape = CASES[name]
+    x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    slab = hs.shard(x, place.mesh(), cuts=place.cuts_of(len(shape)))
+    torch.manual_seed(4)
+    out = function(slab * 1)
+    out.sum().backward()
+    return hs.gather(out).detach(), x.grad, int(torch.randint(1000, ()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_masks_are_the_same_on_every_mesh(run, place, kind):
-    (alone,) = run(Place({}), dropped, kind, 7)
-    for whole in run(place, dropped, kind, 7):
-        assert torch.equal(whole, alone)
+@pytest.mark.parametrize("name", CASES)
+def test_a_mask_does_not_depend_on_the_mesh(run, place, name):
+    ((left, grad, following),) = run(Place({}), dropped, name)
+    for ours in run(place, dropped, name):
+        torch.testing.assert_close(ours[0], left)
+        torch.testing.assert_close(ours[1], grad, rtol=1e-12, atol=1e-12)
+        assert ours[2] == following  # all ranks go on with the same random numbers
 
 
-def test_masks_differ_between_seeds_and_drop_the_asked_share(run):
-    (first,), (second,) = (run(Place({}), dropped, "elements", seed) for seed in (1, 2))
-    assert not torch.equal(first, second)
-    for whole in (first, second):
-        kept = whole != 0
-        assert abs(kept.double().mean() - 0.7) < 0.02
-        torch.testing.assert_close(whole[kept], torch.full_like(whole[kept], 1 / 0.7))
-    agree = ((first != 0) == (second != 0)).double().mean()
-    assert abs(agree - (0.7**2 + 0.3**2)) < 0.02
+def check_mask(place):
+    mesh = place.mesh()
+    x = hs.shard(torch.ones(4, 8, 11, 12, 13), mesh)
+    first, second = (hs.gather(F.dropout(x, 0.25)) for _ in range(2))
+    for mask in (first, second):
+        assert set(mask.unique().tolist()) == {0, torch.tensor(1 / 0.75).item()}
+        assert 0.24 < float((mask == 0).float().mean()) < 0.26
+        for dim in range(5):  # neighbours are independent
+            kept = (mask > 0).float()
+            shift = kept.narrow(dim, 1, kept.shape[dim] - 1)
+            other = kept.narrow(dim, 0, kept.shape[dim] - 1)
+            assert abs(float((shift * other).mean()) - 0.75**2) < 0.02
+    assert abs(float(((first > 0) & (second > 0)).float().mean()) - 0.75**2) < 0.02
+    torch.manual_seed(3)
+    again = hs.gather(F.dropout(x, 0.25))
+    torch.manual_seed(3)
+    assert torch.equal(hs.gather(F.dropout(x, 0.25)), again)
 
 
-def test_neighbours_are_dropped_independently(run):
-    (whole,) = run(Place({}), dropped, "elements", 3)
-    kept = (whole != 0).double() - 0.7
-    for dim in range(whole.ndim):
-        ahead = kept.narrow(dim, 1, whole.shape[dim] - 1)
-        behind = kept.narrow(dim, 0, whole.shape[dim] - 1)
-        assert abs((ahead * behind).mean()) < 0.01, dim
+def test_a_mask_is_random(run):
+    run(UNEVEN, check_mask)
+
+
+def check_channels(place):
+    x = hs.shard(torch.ones(8, 16, 5, 4, 6), place.mesh())
+    out = hs.gather(F.dropout3d(x, 0.5))
+    whole = out.flatten(2)
+    assert torch.equal(whole.amin(2), whole.amax(2))
+    assert 0.3 < float((whole[..., 0] == 0).float().mean()) < 0.7
 
 
 def test_channels_are_dropped_as_a_whole(run):
-    (whole,) = run(Place({}), dropped, "channels", 5)
-    per_channel = whole.flatten(2)
-    assert torch.equal(per_channel.amin(2), per_channel.amax(2))
+    run(Place({"sample": 2, "depth": 2}), check_channels)
 
 
-def check_gradient(place):
-    def function(x):
-        torch.manual_seed(11)
-        slab = x if isinstance(x, hs.Slab) else hs.shard(x, hs.init(sample=-1))
-        out = F.dropout(slab, 0.4)
-        return out if isinstance(x, hs.Slab) else hs.gather(out)
-
-    if place.mesh().num_ranks == 1:
-        assert_same_as_serial(function, [seeded(*X)], mesh=place.mesh())
-        return
-    torch.manual_seed(11)
-    leaf = seeded(*X).requires_grad_()
-    out = F.dropout(hs.shard(leaf, place.mesh(), cuts=place.cuts_of(5)), 0.4)
-    coefficients = seeded(*X, seed=1)
-    (out * coefficients).sum().backward()
-    kept = hs.gather(out).detach() != 0
-    torch.testing.assert_close(leaf.grad, coefficients * kept / 0.6)
+def check_edges(place):
+    x = hs.shard(seeded(*X5), place.mesh(), cuts=place.cuts_of(5))
+    assert F.dropout(x, 0.5, training=False) is x
+    assert F.dropout(x, 0.0) is x
+    assert nn.Dropout(0.5).eval()(x) is x
+    assert float(F.dropout(x, 1.0).abs().sum()) == 0
+    y = x * 1
+    assert F.dropout(y, 1.0, inplace=True) is y
+    assert float(y.abs().sum()) == 0
+    assert F.dropout(x.bfloat16(), 0.5).dtype == torch.bfloat16
 
 
-def test_the_gradient_passes_where_the_value_did(run, place):
-    run(place, check_gradient)
-
-
-def check_off(place):
-    x = hs.shard(seeded(*X), place.mesh(), cuts=place.cuts_of(5))
-    for out in (F.dropout(x, 0.5, training=False), F.dropout(x, 0.0), nn.Dropout(0.5).eval()(x)):
-        assert torch.equal(out.local, x.local)
-    assert not F.dropout(x, 1.0).local.any()
-    with pytest.raises(hs.HyperslabError, match=r"between 0 and 1, got 1.5"):
-        F.dropout(x, 1.5)
-
-
-def test_nothing_is_dropped_in_evaluation_and_all_at_probability_one(run, place):
-    run(place, check_off)
+def test_nothing_or_everything_is_dropped(run, place):
+    run(place, check_edges)
 
 
 def check_checkpoint(place):
-    torch.manual_seed(3)
-    leaf = seeded(2, 2, 6, 6, 6).requires_grad_()
-    x = hs.shard(leaf, place.mesh())
-    out = checkpoint(lambda x: F.dropout(x * x, 0.5), x, use_reentrant=False)
+    """Recomputed, a mask is drawn again as it was."""
+    x = torch.ones(X5, dtype=torch.float64, requires_grad=True)
+    slab = hs.shard(x, place.mesh(), cuts=place.cuts_of(5))
+    out = checkpoint(lambda x: F.dropout(x, 0.5) * x, slab, use_reentrant=False)
     out.sum().backward()
-    kept = hs.gather(out).detach() != 0
-    torch.testing.assert_close(leaf.grad, 4 * leaf.detach() * kept)
+    torch.testing.assert_close(x.grad, 2 * hs.gather(out).detach())
 
 
-def test_activation_checkpointing_draws_the_same_mask_again(run):
-    run(Place({"depth": 2}), check_checkpoint)
+def test_activation_checkpointing_draws_the_same_mask(run, place):
+    run(place, check_checkpoint)
+
+
+REFUSED = {
+    "probability": (
+        lambda x: F.dropout3d(x, 1.5),
+        (hs.ConfigError, ValueError),
+        "between 0 and 1, (got|but got) 1.5",
+    ),
+    "unbatched input": (
+        lambda x: F.dropout3d(x.mean(0)),
+        hs.UnsupportedOp,
+        "torch.nn.functional.dropout3d .*it has 4 dims, and batched input has 5",
+    ),
+    "other noise": (lambda x: F.alpha_dropout(x), hs.UnsupportedOp, "alpha_dropout cannot run"),
+    "other noise on whole tensors": (
+        lambda x: torch.rand_like(x.mean((0, 2))),
+        hs.UnsupportedOp,
+        "torch.rand_like .*it draws random numbers, which differ between ranks",
+    ),
+}
+
+
+def check_refused(place, name):
+    function, error, words = REFUSED[name]
+    x = hs.shard(seeded(*X5), place.mesh(), cuts=place.cuts_of(5))
+    with pytest.raises(error, match=words):
+        function(x)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_ranks_refuse_in_the_same_words(run, name):
+    run(UNEVEN, check_refused, name)

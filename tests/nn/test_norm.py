@@ -109,10 +109,10 @@ class Norm(NamedTuple):
 @st.composite
 def norms(draw):
     extents = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
-    shape = (draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4])), *extents)
+    shape = (draw(st.integers(0, 3)), draw(st.sampled_from([1, 2, 4])), *extents)
     kind = draw(st.sampled_from(["batch", "instance", "group", "layer"]))
-    if kind != "layer":  # torch refuses to normalize one number by itself
-        shape = (*shape[:2], shape[2] + 1, *shape[3:])
+    if kind != "layer":  # torch refuses to normalize one number by itself, or no instance
+        shape = (max(shape[0], int(kind == "instance")), shape[1], shape[2] + 1, *shape[3:])
     sizes = {"group": st.sampled_from([n for n in (1, 2, 4) if shape[1] % n == 0])}
     size = draw(sizes.get(kind, st.integers(1, len(shape))))
     return Norm(kind, shape, size, draw(st.sampled_from([1e-5, 0.1])))

@@ -67,7 +67,7 @@ def pads(draw):
     mode = draw(st.sampled_from(["constant", "reflect", "replicate", "circular"]))
     num_dims = draw(st.integers(1, 3))
     extents = draw(st.tuples(*[st.integers(1, 6)] * num_dims))
-    shape = (draw(st.integers(1, 3)), draw(st.integers(1, 2)), *extents)
+    shape = (draw(st.integers(0, 3)), draw(st.integers(1, 2)), *extents)
     ends = []
     for n in reversed(shape if mode == "constant" and draw(st.booleans()) else extents):
         most = {"reflect": n - 1, "circular": n}.get(mode, 7)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ CASES = {
     "mean of a volume": (lambda x: x.mean(dim=[2, 3, 4], keepdim=True), X5),
     "mean of no dims is of all": (lambda x: x.mean([]) + x.sum(()) + x.sum(dim=None), X5),
     "numpy's names": (lambda x: x.mean(axis=(2, 3), keepdims=True) + x.sum(axis=2).mean(), X5),
+    "numpy's integers": (lambda x: x.sum(np.int64(2)) + x.sum((np.int64(2),)), X5),
     "by name": (lambda x: torch.sum(input=x, dim=2, keepdim=False, out=None), X5),
     "in another dtype": (lambda x: x.sum((2, 3), dtype=torch.float64), X5),
     "one after the other": (lambda x: x.mean((2, 4)).sum(2) * x.sum() * x.mean(0).sum(), X5),
@@ -68,7 +70,7 @@ def reductions(draw):
     least = 0 if kind == "sum" else 1
     shape = tuple(draw(st.lists(st.integers(least, 6), min_size=1, max_size=5)))
     dim = st.integers(-len(shape), len(shape) - 1)
-    dims = draw(dim | st.lists(dim, unique_by=lambda d, n=len(shape): d % n).map(tuple))
+    dims = draw(dim | st.lists(dim, unique_by=lambda d: d % len(shape)).map(tuple))
     return Reduction(kind, shape, dims, draw(st.booleans()))
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ CASES = {
     "flatten module": nn.Flatten(),
     "view": lambda x: x.view(3, -1),
     "view of a tuple": lambda x: x.view((3, 4, 99, 10)),
+    "view of numpy's integers": lambda x: x.view(np.int64(3), -1).squeeze(np.int64(1)),
     "view of a size": lambda x: x.view(torch.Size([12, 11, 90])),
     "view by name": lambda x: x.view(size=(3, 4, -1)),
     "view that splits a dim": lambda x: x.view(3, 4, 11, 9, 5, 2),

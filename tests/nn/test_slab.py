@@ -1,144 +1,222 @@
-"""What a Slab shows, and what it refuses."""
+"""What a Slab shows of the whole tensor, and what it refuses."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
-from hyperslab.layout import Box
-from hyperslab.testing import seeded
+from hyperslab.testing import Team, assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
-X = (3, 4, 11, 9, 10)
-
-
-def slab_on(place, shape=X):
-    return hs.shard(seeded(*shape), place.mesh(), cuts=place.cuts_of(len(shape)))
+X5 = (3, 4, 11, 9, 10)
+DEPTH = Place({"depth": 2}, {"depth": [0, 1, 11]})
 
 
 def check_attributes(place):
-    x, whole = slab_on(place), seeded(*X)
-    assert x.shape == whole.shape
+    mesh = place.mesh()
+    x = hs.shard(seeded(*X5).requires_grad_(), mesh, cuts=place.cuts_of(5))
+    assert x.shape == torch.Size(X5) == x.size()
     assert isinstance(x.shape, torch.Size)
-    assert (x.size(), x.size(2), x.size(dim=-1)) == (whole.size(), 11, 10)
-    assert (x.ndim, x.dim(), x.numel(), len(x)) == (5, 5, whole.numel(), 3)
-    assert (x.dtype, x.device) == (torch.float64, torch.device("cpu"))
-    assert not x.requires_grad
-    assert not x.is_cuda
+    assert (x.size(1), x.size(-1), x.size(dim=2), x.shape[2]) == (4, 10, 11, 11)
+    assert x.ndim == x.dim() == x.ndimension() == 5
+    assert x.numel() == x.nelement() == torch.numel(x) == 11880
+    assert len(x) == 3
+    assert (x.dtype, x.device, x.is_cuda) == (torch.float64, torch.device("cpu"), False)
+    assert x.requires_grad
+    assert not x.detach().requires_grad
     assert x.is_floating_point()
-    assert x.local.shape == x.box.shape
-    torch.testing.assert_close(x.local, whole[x.box.slices_in(Box.whole(X))])
+    assert torch.is_floating_point(x)
+    assert not torch.is_complex(x)
+    assert not x.is_complex()
+    assert x.element_size() == 8
+    assert tuple(x.local.shape) == x.box.shape == (3, 4, [1, 10][mesh.rank], 9, 10)
+    assert x.is_contiguous()
+    assert {x: 1}[x] == 1  # hashed by identity, as tensors are
+    assert not isinstance(x, torch.Tensor)
+    words = f"Slab(3x4x11x9x10, dim 2 split over depth=2; rank {mesh.rank} holds 3x4x"
+    assert repr(x).startswith(words)
+    assert repr(x).endswith("9x10, torch.float64, cpu)")
 
 
-def test_attributes_are_those_of_the_global_tensor(run, place):
-    run(place, check_attributes)
+def test_attributes_are_those_of_the_whole_tensor(run):
+    run(DEPTH, check_attributes)
 
 
-def check_repr(place):
-    x = slab_on(place)
-    return repr(x), str(x)
+def check_copies(place):
+    x = hs.shard(seeded(*X5), place.mesh(), cuts=place.cuts_of(5))
+    shallow, deep = copy.copy(x), copy.deepcopy(x)
+    assert shallow.local is x.local
+    assert deep.local is not x.local
+    assert torch.equal(deep.local, x.local)
+    assert shallow.layout == deep.layout == x.layout
+    assert shallow.mesh is deep.mesh is x.mesh
 
 
-def test_a_slab_prints_its_global_shape_its_split_and_its_piece(run):
-    place = Place({"depth": 2, "height": 2})
-    for rank, (text, again) in enumerate(run(place, check_repr)):
-        assert text == again
-        assert "3x4x11x9x10" in text
-        assert "dim 2 split over depth=2, dim 3 split over height=2" in text
-        assert f"rank {rank} holds 3x4x" in text
-        assert "float64" in text
+def test_a_slab_can_be_copied(run):
+    run(DEPTH, check_copies)
 
-
-SPLIT = Place({"depth": 2})
 
 REFUSED = {
-    "torch.roll": lambda x: torch.roll(x, 1, 2),
-    "torch.Tensor.roll": lambda x: x.roll(1, 2),
-    "torch.sort": lambda x: torch.sort(x, 2),
-    "torch.cumsum": lambda x: torch.cumsum(x, 2),
-    "torch.fft.fft": lambda x: torch.fft.fft(x),
-    "torch.nn.functional.grid_sample": lambda x: F.grid_sample(x, torch.zeros(3, 2, 2, 2, 3)),
-    "torch.rand_like": lambda x: torch.rand_like(x),
-    "torch.Tensor.uniform_": lambda x: x.uniform_(),
-    "torch.Tensor.numpy": lambda x: x.numpy(),
-    "torch.Tensor.tolist": lambda x: x.tolist(),
-    "torch.Tensor.item": lambda x: x.item(),
-    "torch.Tensor.backward": lambda x: x.backward(),
+    "roll": (lambda x: torch.roll(x, 1, 2), "torch.roll"),
+    "roll as a method": (lambda x: x.roll(1), "torch.Tensor.roll"),
+    "interpolate": (lambda x: F.interpolate(x, scale_factor=2), "torch.nn.functional.interpolate"),
+    "index": (lambda x: x[0], "torch.Tensor.__getitem__"),
+    "mask": (lambda x: x[x > 0], "torch.Tensor.__getitem__"),
+    "assignment": (lambda x: x.__setitem__(0, 1.0), "torch.Tensor.__setitem__"),
+    "largest": (lambda x: x.amax((2, 3)), "torch.Tensor.amax"),
+    "sort": (lambda x: torch.sort(x), "torch.sort"),
+    "product": (lambda x: torch.einsum("ncdhw,ncdhw->n", x, x), "einsum"),
+    "special function": (lambda x: torch.special.entr(x), "torch.special.entr"),
+    "transform": (lambda x: torch.fft.fftn(x), "torch.fft.fftn"),
+    "stack": (lambda x: torch.stack([x, x]), "torch.stack"),
+    "numbers": (lambda x: x.tolist(), "torch.Tensor.tolist"),
+    "backward": (lambda x: x.backward(), "torch.Tensor.backward"),
+    "one number": (lambda x: x.item(), "torch.Tensor.item"),
+    "noise": (lambda x: x.uniform_(), "torch.Tensor.uniform_"),
+    "sampling": (
+        lambda x: F.grid_sample(x, torch.zeros(3, 2, 2, 2, 3)),
+        "torch.nn.functional.grid_sample",
+    ),
+    "hook": (lambda x: x.register_hook(print), "torch.Tensor.register_hook"),
 }
 
 
 def check_refused(place, name):
-    x = slab_on(place)
+    function, function_name = REFUSED[name]
+    x = hs.shard(seeded(*X5), place.mesh(), cuts=place.cuts_of(5))
     with pytest.raises(hs.UnsupportedOp) as caught:
-        REFUSED[name](x)
+        function(x)
     words = str(caught.value)
-    assert words.startswith(name)
+    assert function_name in words
     assert "3x4x11x9x10, dim 2 split over depth=2" in words
-    assert "hyperslab.gather" in words
-    assert "hyperslab.register" in words
+    assert "hyperslab.gather(x)" in words
+    assert f"hyperslab.register({words.split(' cannot run')[0]})" in words
+    assert isinstance(caught.value, NotImplementedError)
+    assert hs.gather(x).equal(seeded(*X5))  # and all ranks go on together
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_function_without_a_rule_says_its_name_the_split_and_what_to_do(run, name):
-    run(SPLIT, check_refused, name)
+def test_a_function_without_a_rule_says_what_to_do(run, name):
+    run(DEPTH, check_refused, name)
 
 
-def check_a_refusal_leaves_no_rank_behind(place):
-    x = slab_on(place)
-    for _ in range(3):
-        with pytest.raises(hs.UnsupportedOp):
-            torch.roll(x, 1, 2)
-    return float(x.sum())
+def check_python(place):
+    x = hs.shard(seeded(*X5), place.mesh())
+    with pytest.raises(TypeError, match="cannot be iterated over"):
+        list(x)
+    with pytest.raises(TypeError, match="has no truth value"):
+        bool(x)
+    with pytest.raises(TypeError, match="a Slab is no array"):
+        np.asarray(x)
+    for number in (float, int):
+        with pytest.raises(TypeError):
+            number(x)
+    with pytest.raises(AttributeError, match="a Slab has no attribute 'T'"):
+        _ = x.T
+    with pytest.raises(AttributeError, match="a Slab has no attribute 'colour'"):
+        _ = x.colour
+    assert not hasattr(x, "grad_fn")
+    with pytest.raises(AttributeError):
+        x.local = seeded(3)
 
 
-def test_after_a_refusal_all_ranks_go_on_together(run):
-    first, second = run(SPLIT, check_a_refusal_leaves_no_rank_behind)
-    assert first == second
+def test_a_slab_is_no_sequence_and_no_number(run):
+    run(DEPTH, check_python)
 
 
 def check_whole(place):
-    x = hs.shard(seeded(3, 4), place.mesh())
-    rolled = torch.roll(x, 1, 0)
-    assert isinstance(rolled, hs.Slab)
-    torch.testing.assert_close(rolled.local, torch.roll(seeded(3, 4), 1, 0))
-    values, order = torch.sort(x, 1)
-    assert isinstance(order, hs.Slab)
-    torch.testing.assert_close(values.local, seeded(3, 4).sort(1).values)
-    with pytest.raises(hs.UnsupportedOp, match="random"):
-        torch.bernoulli(torch.sigmoid(x))
+    """What no axis splits runs by torch itself, whatever the function."""
+    mesh = place.mesh()
+    x, plain = hs.shard(seeded(3, 4), mesh), seeded(3, 4)
+    for function in (
+        lambda x: torch.roll(x, 1),
+        lambda x: x[1:, None],
+        lambda x: torch.softmax(x, 1),
+        lambda x: x @ x.t(),
+        lambda x: x.max(1).values,
+        lambda x: torch.stack([x, x], 1),
+        lambda x: x.sort(descending=True)[0],
+        lambda x: torch.linalg.norm(x),
+        lambda x: x.view(torch.int64),
+        lambda x: F.pad(x, (1, -2)),
+        lambda x: torch.cat([x, x], out=torch.empty(0, dtype=torch.float64)),
+    ):
+        out = function(x)
+        torch.testing.assert_close(hs.gather(out), function(plain))
+        assert isinstance(out, hs.Slab) or out.ndim == 0
+    assert x.tolist() == plain.tolist()
+    y = x.clone()
+    y[0, 1] = 5.0
+    assert y.tolist()[0][1] == 5.0
+    assert y.index_fill_(0, torch.tensor([2]), 0.0) is y
 
 
-def test_a_function_without_a_rule_runs_where_every_rank_holds_the_whole(run):
-    run(SPLIT, check_whole)
+@pytest.mark.parametrize("axes", [{}, {"depth": 2}, {"channel": 2, "width": 2}], ids=str)
+def test_a_whole_tensor_knows_every_function(run, axes):
+    run(Place(axes), check_whole)
+
+
+def check_whole_gradient(place):
+    assert_same_as_serial(
+        lambda x, w: torch.softmax(x.mean((2, 3, 4))[:, :3] @ w, 1),
+        [seeded(*X5)],
+        [seeded(3, 5)],
+        mesh=place.mesh(),
+        cuts=place.cuts_of(5),
+    )
+
+
+@pytest.mark.parametrize(
+    "axes", [{}, {"depth": 2}, {"height": 3}, {"depth": 2, "width": 2}], ids=str
+)
+def test_gradients_pass_through_functions_of_whole_tensors(run, axes):
+    run(Place(axes), check_whole_gradient)
 
 
 def check_register(place):
-    x = slab_on(place)
-    with pytest.raises(hs.UnsupportedOp):
-        torch.special.entr(x)
+    @hs.register(torch.special.entr, torch.Tensor.cumsum)
+    def by_piece(x, dim=None):
+        if dim is None:
+            return x.with_local(torch.special.entr(x.local))
+        if dim in x.layout.split_dims:
+            raise hs.UnsupportedOp("not along a split dim")
+        return x.with_local(x.local.cumsum(dim))
+
+    mesh, cuts = place.mesh(), place.cuts_of(5)
+    positive = seeded(*X5).abs() + 0.1
+    assert_same_as_serial(torch.special.entr, [positive], mesh=mesh, cuts=cuts)
+    assert_same_as_serial(lambda x: x.cumsum(1), [positive], mesh=mesh, cuts=cuts)
+    with pytest.raises(hs.UnsupportedOp, match="not along a split dim"):
+        hs.shard(positive, mesh, cuts=cuts).cumsum(2)
 
     @hs.register(torch.special.entr)
-    def entr(x):
-        return x.with_local(torch.special.entr(x.local))
+    def another(x):
+        return "another rule"
 
-    out = torch.special.entr(x)
-    torch.testing.assert_close(hs.gather(out), torch.special.entr(seeded(*X)))
-
-
-def test_a_user_can_add_a_rule(run):
-    run(SPLIT, check_register)
+    assert torch.special.entr(hs.shard(positive, mesh)) == "another rule"
 
 
-def check_no_silent_use(place):
-    x = slab_on(place)
-    for use in (bool, iter, float, int):
-        with pytest.raises((TypeError, hs.UnsupportedOp)):
-            use(x)
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        _ = x.no_such_thing
-    assert isinstance(x == x, hs.Slab)
-    assert x in {x}
+def test_a_rule_can_be_added_and_replaced():
+    with Team(2) as team:  # of its own: rules stay
+        team.run(check_register, DEPTH)
 
 
-def test_a_slab_is_not_mistaken_for_a_number_or_a_sequence(run):
-    run(SPLIT, check_no_silent_use)
+def doubled(x):
+    if torch.overrides.has_torch_function_unary(x):
+        return torch.overrides.handle_torch_function(doubled, (x,), x)
+    return 2 * x
+
+
+def check_own_function(place):
+    x = hs.shard(seeded(*X5), place.mesh())
+    with pytest.raises(
+        hs.UnsupportedOp, match=r"test_slab.doubled cannot run .*split over depth=2"
+    ):
+        doubled(x)
+
+
+def test_a_function_of_the_users_own_is_named(run):
+    run(DEPTH, check_own_function)

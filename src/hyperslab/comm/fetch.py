@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.messages import Pending, post_messages
+from hyperslab.comm.messages import Pending, plain_memory, post_messages
 from hyperslab.layout import Exchange
 
 
@@ -49,6 +49,7 @@ class _Fetch(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         exchange, mesh = ctx.exchange, ctx.mesh
+        grad = plain_memory(grad)
         pieces = [grad[message.where] for message in exchange.receives]
         pending = post_return(pieces, exchange, grad.dtype, mesh)
         if exchange.kept == exchange.owned:
@@ -63,6 +64,7 @@ class _Fetch(Function):
 
 def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
     """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
+    x = plain_memory(x)
     pieces = [x[message.where] for message in exchange.sends]
     doing = "fetching its part of a split tensor"
     return post_messages(pieces, exchange.sends, exchange.receives, x.dtype, mesh, doing)

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from hyperslab.comm.failure import lost_contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Message
 
-Addressed = Sequence[tuple[Tensor, int]]
-
 _HOST = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """Messages that have been posted; ``wait`` gives what was received."""
 
@@ -51,45 +48,59 @@ def post_messages(
 ) -> Pending:
     """Sends ``pieces[i]`` as ``sends[i]`` says and asks for ``receives``, without waiting.
 
-    ``doing`` says what the messages are for, should a peer be lost.
+    ``doing`` says what the messages are for, should a peer be lost. A small halo costs about as
+    much time here as on its way, so little is done.
     """
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
-    place = _HOST if mesh.stages_through_host else mesh.device
-    sent = [_dense(piece.detach().to(place)) for piece in pieces]
+    place = mesh.device
+    if mesh.stages_through_host:
+        pieces, place = [piece.to(_HOST) for piece in pieces], _HOST
+    sent = [piece.contiguous() for piece in pieces]
     received = [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
-    going = [(_raw(box), m.peer) for box, m in zip(sent, sends, strict=True)]
-    coming = [(_raw(box), m.peer) for box, m in zip(received, receives, strict=True)]
-    post = _post_together if place.type == "cuda" else _post_each
     try:
-        works = post(going, coming, mesh.group)
+        if place.type == "cuda":
+            works = _post_together(sent, sends, received, receives, mesh)
+        else:
+            post, ask = mesh.group.send, mesh.group.recv
+            works = [post([box], m.peer, 0) for box, m in zip(sent, sends, strict=True)]
+            works += [ask([box], m.peer, 0) for box, m in zip(received, receives, strict=True)]
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)
 
 
-def _post_each(going: Addressed, coming: Addressed, group: ProcessGroup) -> list[dist.Work]:
-    works = [group.send([box], peer, 0) for box, peer in going]
-    return works + [group.recv([box], peer, 0) for box, peer in coming]
-
-
-def _post_together(going: Addressed, coming: Addressed, group: ProcessGroup) -> list[dist.Work]:
+def _post_together(
+    sent: Sequence[Tensor],
+    sends: Sequence[Message],
+    received: Sequence[Tensor],
+    receives: Sequence[Message],
+    mesh: Mesh,
+) -> list[dist.Work]:
     """All in one NCCL call: one after the other, they could wait for each other in a circle."""
-    ops = [dist.P2POp(dist.isend, box, group=group, group_peer=peer) for box, peer in going]
-    ops += [dist.P2POp(dist.irecv, box, group=group, group_peer=peer) for box, peer in coming]
+    group = mesh.group
+    ops = [
+        dist.P2POp(dist.isend, _raw(box), group=group, group_peer=message.peer)
+        for box, message in zip(sent, sends, strict=True)
+    ]
+    ops += [
+        dist.P2POp(dist.irecv, _raw(box), group=group, group_peer=message.peer)
+        for box, message in zip(received, receives, strict=True)
+    ]
     return dist.batch_isend_irecv(ops)
 
 
-def _dense(x: Tensor) -> Tensor:
-    """``x`` in one run of memory that says it all.
+def _raw(x: Tensor) -> Tensor:
+    """``x`` as bytes: NCCL does not know every dtype."""
+    return x.view(-1).view(torch.uint8)
+
+
+def plain_memory(x: Tensor) -> Tensor:
+    """``x`` with memory that says it all, so that it can travel.
 
     A conjugate or negative view has a bit beside it, and torch's stand-in for zero gradients (of
     ``sgn``) has no memory.
     """
-    x = x.clone() if x._is_zerotensor() else x
-    return x.resolve_conj().resolve_neg().contiguous()
-
-
-def _raw(x: Tensor) -> Tensor:
-    """``x`` as bytes: gloo does not know every dtype."""
-    return x.view(-1).view(torch.uint8)
+    if x._is_zerotensor():
+        return x.clone()
+    return x.resolve_conj().resolve_neg() if x.is_conj() or x.is_neg() else x

@@ -36,7 +36,9 @@ def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], S
             )
         layout = to.layout
     box = layout.box(lead.mesh.coords)
-    return [localize(operand, layout, box) for operand in operands], Slab(lead.local, layout, lead.mesh)
+    return [localize(operand, layout, box) for operand in operands], Slab(
+        lead.local, layout, lead.mesh
+    )
 
 
 def localize(operand: Any, layout: Layout, box: Box) -> Any:
@@ -55,7 +57,7 @@ def localize(operand: Any, layout: Layout, box: Box) -> Any:
 def check_operands(
     function: Callable[..., Any], x: Slab | Tensor, *weights: Slab | Tensor | None
 ) -> Slab:
-    """``x``, where ``weights`` are plain tensors: whole on every rank, with gradients of their own."""
+    """``x``, where ``weights`` are plain tensors, which every rank holds whole."""
     for weight in weights:
         if isinstance(weight, Slab):
             raise unsupported(function, weight, "all but its input must be plain tensors")
@@ -64,8 +66,10 @@ def check_operands(
 
 
 @lru_cache(maxsize=4096)
-def _broadcast(lead: Layout, layouts: tuple[Layout, ...], shapes: tuple[tuple[int, ...], ...]) -> Layout:
-    """The layout of the broadcast result: each dim split as in ``lead``, else as in another Slab."""
+def _broadcast(
+    lead: Layout, layouts: tuple[Layout, ...], shapes: tuple[tuple[int, ...], ...]
+) -> Layout:
+    """The layout of the result: each dim split as in ``lead``, else as in another Slab."""
     shape = tuple(torch.broadcast_shapes(*shapes))
     splits: list[Split | None] = [None] * len(shape)
     for layout in (lead, *layouts):

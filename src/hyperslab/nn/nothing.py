@@ -15,6 +15,7 @@ def nothing(shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
     Local operators refuse empty pieces, but their rank must still take part in the backward pass of
     what came before, and its weights must have a gradient.
     """
+    assert 0 in shape, shape
     out: Tensor = _Nothing.apply(shape, *inputs)  # type: ignore[no-untyped-call]
     return out
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from operator import index
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
 
 from torch.overrides import resolve_name
 
@@ -36,6 +37,13 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
         return rule
 
     return keep
+
+
+def integers(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """One number, or several, as torch reads them: numpy's integers are as good as Python's."""
+    if hasattr(value, "__index__"):
+        return (index(cast(SupportsIndex, value)),)
+    return tuple(map(index, value))
 
 
 _NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}

@@ -21,9 +21,9 @@ from hyperslab.nn.registry import dispatch
 class Slab:
     """This rank's piece of a global tensor. To torch functions it is the global tensor.
 
-    Its attributes and methods are those of a tensor of the global shape; a function runs by its rule
-    (``hyperslab.register``) or raises ``UnsupportedOp``. ``local`` is an ordinary tensor with an
-    ordinary autograd graph.
+    Its attributes and methods are those of a tensor of the global shape; a function runs by its
+    rule (``hyperslab.register``) or raises ``UnsupportedOp``. ``local`` is an ordinary tensor with
+    an ordinary autograd graph.
     """
 
     local: Tensor
@@ -45,11 +45,11 @@ class Slab:
     def __getattr__(self, name: str) -> Any:
         """The tensor's method ``name``, by its rule."""
         method = getattr(Tensor, name, None)
-        if callable(method):
+        if callable(method) and not name.startswith("__"):  # copy, pickle and numpy ask for those
             return partial(_call, method, self)
         raise AttributeError(
-            f"a Slab has no attribute {name!r}: hyperslab.gather(x) gives the whole tensor, x.local "
-            "this rank's piece"
+            f"a Slab has no attribute {name!r}: hyperslab.gather(x) gives the whole tensor, "
+            "x.local this rank's piece"
         )
 
     @property
@@ -110,7 +110,12 @@ class Slab:
         return self.layout.shape[0]
 
     def __iter__(self) -> Iterator[Never]:
-        raise TypeError("a Slab cannot be iterated over: hyperslab.gather(x) gives the whole tensor")
+        raise TypeError(
+            "a Slab cannot be iterated over: hyperslab.gather(x) gives the whole tensor"
+        )
+
+    def __array__(self, *_: object, **__: object) -> Never:
+        raise TypeError("a Slab is no array: hyperslab.gather(x) gives the whole tensor")
 
     def __bool__(self) -> bool:
         raise TypeError("a Slab has no truth value: hyperslab.gather(x) gives the whole tensor")
@@ -137,7 +142,9 @@ def check_one_grid(grids: Iterable[Grid]) -> None:
     """Raises where tensors of different meshes meet: their pieces lie on different ranks."""
     if len(known := set(grids)) > 1:
         shown = " and ".join(sorted(grid.describe() for grid in known))
-        raise LayoutError(f"tensors of different meshes cannot meet: {shown}; shard both on one mesh")
+        raise LayoutError(
+            f"tensors of different meshes cannot meet: {shown}; shard both on one mesh"
+        )
 
 
 def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +155,7 @@ _OPERATORS = """
     add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv floordiv rfloordiv mod rmod
     pow rpow ipow matmul rmatmul neg pos abs invert and rand or ror xor rxor eq ne lt le gt ge
     getitem setitem
-""".split()
+"""
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -161,7 +168,7 @@ def _operator(name: str) -> Callable[..., Any]:
     return operate
 
 
-for _name in _OPERATORS:
+for _name in _OPERATORS.split():
     setattr(Slab, f"__{_name}__", _operator(f"__{_name}__"))
 Slab.__hash__ = object.__hash__  # type: ignore[method-assign]  # __eq__ compares elements
 

@@ -24,7 +24,7 @@ def dropout(
     *,
     training: bool | None = None,
 ) -> Slab:
-    """``input`` with each element zeroed with probability ``p``, the others scaled by ``1 / (1 - p)``."""
+    """``input`` with each element zeroed with probability ``p``, the others scaled up for it."""
     return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
 
 

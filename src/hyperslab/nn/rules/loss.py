@@ -77,7 +77,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Slab | Tensor:
-    """The cross entropy over all samples and positions; classes lie along dim 1, whole on all ranks."""
+    """The cross entropy over all samples and positions; classes lie along dim 1, which is whole."""
     reduction = _reduction(size_average, reduce, reduction)
     if not isinstance(input, Slab) and isinstance(target, Slab):
         input = target.with_local(input, Layout.unsplit(input.shape))

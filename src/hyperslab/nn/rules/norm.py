@@ -90,8 +90,12 @@ def batch_norm(
         )
     num_samples = x.layout.shape[0] if 0 in over else x.local.shape[0]
     count = num_samples * math.prod(x.layout.shape[2:])
-    if count <= 1:
-        raise ValueError(f"expected more than 1 value per channel when training, got {tuple(x.shape)}")
+    if count == 1:
+        raise ValueError(
+            f"expected more than 1 value per channel when training, got {tuple(x.shape)}"
+        )
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
     moments = Moments(dims, axes, count)
     local, mean, var = standardize(x.local, moments, eps, x.mesh)
     if running_mean is not None:
@@ -119,8 +123,12 @@ def instance_norm(
         local = F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
         return x.with_local(local)
     count = math.prod(x.layout.shape[2:])
-    if count <= 1:
-        raise ValueError(f"expected more than 1 spatial element when training, got {tuple(x.shape)}")
+    if count == 1:
+        raise ValueError(
+            f"expected more than 1 spatial element when training, got {tuple(x.shape)}"
+        )
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
     dims = range(2, x.ndim)
     axes = x.layout.axes_of(dims)
     if not axes and running_mean is None and running_var is None and x.local.numel():
@@ -160,6 +168,8 @@ def group_norm(
         return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
     grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
     count = channels // num_groups * math.prod(x.layout.shape[2:])
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
     moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
     local = standardize(grouped, moments, eps, x.mesh)[0].view(x.local.shape)
     return x.with_local(_affine_per_channel(local, weight, bias))

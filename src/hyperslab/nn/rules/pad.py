@@ -25,9 +25,8 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.nothing import nothing
-from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab
-
 
 Ends = dict[int, tuple[int, int]]  # how much is added before and after each dim that changes
 
@@ -37,7 +36,7 @@ def pad(
     input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Slab:
     """``input`` with ``pad`` more indices at the ends of its last dims, fewer if it is negative."""
-    x = input
+    x, pad = input, integers(pad)
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise LayoutError(
             f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims"
@@ -66,10 +65,14 @@ def _check_ends(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> None:
     if mode not in (*limits, "constant"):
         raise unsupported(F.pad, x, f"there is no mode={mode!r}")
     if mode == "circular" and min(ends) < 0 and x.layout.splits[dim]:
-        raise unsupported(F.pad, x, f"circular padding of {ends} along a split dim is not supported")
+        raise unsupported(
+            F.pad, x, f"circular padding of {ends} along a split dim is not supported"
+        )
     left = min(extent + sum(ends), extent + ends[0], extent + ends[1])
     if left < 0 or max(ends) > limits.get(mode, math.inf):
-        raise LayoutError(f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})")
+        raise LayoutError(
+            f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})"
+        )
 
 
 def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Slab:
@@ -82,7 +85,8 @@ def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Sla
     layout = x.layout
     for dim, pair in ends.items():
         layout = layout.with_dim(dim, layout.shape[dim] + sum(pair))
-    if not x.local.numel():  # as torch refuses it, but in the dtype that autocast gives the others
+    if mode != "constant" and not x.local.numel():
+        # torch refuses it. The dtype is that which autocast gives the other ranks.
         dtype = F.pad(x.local.new_zeros((1,) * x.ndim), [0] * len(flat), mode, value).dtype
         return x.with_local(nothing(layout.box(x.mesh.coords).shape, x.local.to(dtype)), layout)
     return x.with_local(F.pad(x.local, flat, mode, value), layout)
@@ -149,4 +153,8 @@ def _laid_out(rows: Tensor, dim: int, mode: str, size: int) -> Tensor:
         return rows
     if mode == "reflect":
         return rows.flip(dim)
-    return rows.expand(*rows.shape[:dim], size, *rows.shape[dim + 1 :]) if mode == "replicate" else rows
+    return (
+        rows.expand(*rows.shape[:dim], size, *rows.shape[dim + 1 :])
+        if mode == "replicate"
+        else rows
+    )

@@ -10,29 +10,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.nn.align import align, check_operands
-from hyperslab.nn.registry import name_of, register, unsupported
+from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
-    abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan atanh
-    bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min clip clone conj conj_physical
-    contiguous cos cosh cpu cuda deg2rad detach digamma double elu empty_like erf erfc erfinv exp exp2 expm1
-    fill_ fix float floor frac full_like gelu half hardshrink hardsigmoid hardswish hardtanh i0 int
-    isfinite isinf isnan isneginf isposinf isreal leaky_relu lgamma log log10 log1p log2 logical_not
-    logit logsigmoid long mish nan_to_num neg negative ones_like positive rad2deg reciprocal relu
-    relu6 requires_grad_ round rsqrt selu sgn short sigmoid sign signbit silu sin sinc sinh softplus
-    softshrink softsign sqrt square tan tanh tanhshrink threshold trunc type zero_ zeros_like
-    __neg__ __pos__ __abs__ __invert__
+    abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan
+    atanh bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min clip clone conj
+    conj_physical contiguous cos cosh cpu cuda deg2rad detach digamma double elu empty_like erf
+    erfc erfinv exp exp2 expm1 fill_ fix float floor frac full_like gelu half hardshrink
+    hardsigmoid hardswish hardtanh i0 int isfinite isinf isnan isneginf isposinf isreal leaky_relu
+    lgamma log log10 log1p log2 logical_not logit logsigmoid long mish nan_to_num neg negative
+    ones_like positive rad2deg reciprocal relu relu6 requires_grad_ round rsqrt selu sgn short
+    sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square tan tanh
+    tanhshrink threshold trunc type zero_ zeros_like __neg__ __pos__ __abs__ __invert__
 """
 _BROADCASTING = """
     add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_or bitwise_xor copysign div divide eq
-    float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose ldexp
-    le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill
-    maximum minimum mul multiply ne nextafter not_equal pow remainder rsub sub subtract true_divide
-    where xlogy __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__
-    __truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__
-    __rpow__ __ipow__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __eq__ __ne__ __lt__ __le__
-    __gt__ __ge__
+    float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose
+    ldexp le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt
+    masked_fill maximum minimum mul multiply ne nextafter not_equal pow remainder rsub sub
+    subtract true_divide where xlogy __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__
+    __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __mod__
+    __rmod__ __pow__ __rpow__ __ipow__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __eq__
+    __ne__ __lt__ __le__ __gt__ __ge__
 """
 
 
@@ -48,7 +48,9 @@ def _functions(names: str) -> Iterator[Callable[..., Any]]:
 
 def _writes_in_place(function: Callable[..., Any]) -> bool:
     name = getattr(function, "__name__", "")
-    return name.startswith("__i") and name != "__invert__" or name.endswith("_") and name[-2] != "_"
+    if name.startswith("__"):
+        return name.startswith("__i") and name != "__invert__"
+    return name.endswith("_")
 
 
 def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,7 +59,9 @@ def _fetch_window(
     """The inputs of this rank's outputs, the plan, and the padding left for the local pool."""
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
     check_extents(function, x, planned.output)
-    pads = [0 if split else w.padding for split, w in zip(x.layout.splits[2:], windows, strict=True)]
+    pads = [
+        0 if split else w.padding for split, w in zip(x.layout.splits[2:], windows, strict=True)
+    ]
     return fetch(x.local, planned.exchange, x.mesh, fill=fill), planned, pads
 
 
@@ -140,9 +142,13 @@ def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bo
 
 @lru_cache(maxsize=1024)
 def _counts(
-    windows: tuple[Window, ...], outputs: tuple[Span, ...], extents: tuple[int, ...], *, inside: bool
+    windows: tuple[Window, ...],
+    outputs: tuple[Span, ...],
+    extents: tuple[int, ...],
+    *,
+    inside: bool,
 ) -> Tensor:
-    """How many inputs each output averages: all up to the end of the padding, or those ``inside``."""
+    """How many inputs each output averages: all as far as padding goes, or those ``inside``."""
     total = torch.ones(())
     for window, span, extent in zip(windows, outputs, extents, strict=True):
         start = torch.arange(span.start, span.stop) * window.stride - window.padding

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.layout import Layout
-from hyperslab.nn.registry import numpy_names, register, unsupported
+from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 
 _SHORT = (torch.float16, torch.bfloat16)  # summed over ranks in float32
@@ -22,7 +22,7 @@ def normalize_dims(x: Slab, dim: int | Sequence[int] | None) -> tuple[int, ...]:
     """``dim`` as sorted non-negative dims; None or an empty list are all dims."""
     if dim is None or (isinstance(dim, Sequence) and not dim):
         return tuple(range(x.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = integers(dim)
     for one in dims:
         if not -x.ndim <= one < x.ndim:
             raise IndexError(f"dim {one} is out of range for a tensor of {x.ndim} dims")
@@ -63,7 +63,9 @@ def total(
     _refuse_out(torch.sum, x, out)
     dims = normalize_dims(x, dim)
     if x.layout.axes_of(dims) and dtype is None and x.dtype in _SHORT:
-        wide = reduced(x, torch.sum(x.local, dims, keepdim, dtype=torch.float32), dims, keepdim=keepdim)
+        wide = reduced(
+            x, torch.sum(x.local, dims, keepdim, dtype=torch.float32), dims, keepdim=keepdim
+        )
         return wide.to(x.dtype)
     return reduced(x, torch.sum(x.local, dims, keepdim, dtype=dtype), dims, keepdim=keepdim)
 
@@ -86,7 +88,9 @@ def mean(
         local = torch.mean(x.local, dims, keepdim, dtype=dtype)
         return reduced(x, local, dims, keepdim=keepdim)
     if not (dtype or x.dtype).is_floating_point and not (dtype or x.dtype).is_complex:
-        raise TypeError(f"mean of a {x.dtype} tensor needs dtype=, a floating point or complex type")
+        raise TypeError(
+            f"mean of a {x.dtype} tensor needs dtype=, a floating point or complex type"
+        )
     count = math.prod(x.layout.shape[dim] for dim in dims)
     wide = torch.float32 if dtype is None and x.dtype in _SHORT else dtype
     summed: Any = total(x, dims, keepdim, dtype=wide)
@@ -109,7 +113,9 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
         sizes = [output_size] * num_dims if isinstance(output_size, int | None) else output_size
         split = [dim for dim in dims if dim in x.layout.split_dims]
         if any(sizes[dim - dims.start] != 1 for dim in split):
-            raise unsupported(function, x, f"its output size {tuple(sizes)} is not 1 along a split dim")
+            raise unsupported(
+                function, x, f"its output size {tuple(sizes)} is not 1 along a split dim"
+            )
         if split:
             x = cast(Slab, mean(x, split, keepdim=True))
         local = function(x.local, output_size)

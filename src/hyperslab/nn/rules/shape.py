@@ -25,7 +25,7 @@ from hyperslab.layout import (
     plan_reshape,
 )
 from hyperslab.nn.recut import recut
-from hyperslab.nn.registry import numpy_names, register, unsupported
+from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 
@@ -45,9 +45,9 @@ def reshape(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
     """``input`` in another global shape; see ``plan_reshape`` for what stays split."""
     x = input
     sizes = _unpacked(shape or (kwargs.pop("shape", kwargs.pop("size", None)),))
-    if kwargs or not all(isinstance(size, int) for size in sizes):
-        raise unsupported(Tensor.view, x, f"view{shape} to another dtype is not supported")
-    target = infer_shape(sizes, x.numel())
+    if kwargs or any(isinstance(size, torch.dtype) for size in sizes):
+        raise unsupported(Tensor.view, x, "a view as another dtype is not supported")
+    target = infer_shape(integers(sizes), x.numel())
     before, after = plan_reshape(x.layout, target)
     local = recut(x, before).local.reshape(after.box(x.mesh.coords).shape)
     return x.with_local(local, after) if after.shape else local
@@ -61,7 +61,9 @@ def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor
         return reshape(x, 1)
     first, last = _dim(start_dim, x.ndim), _dim(end_dim, x.ndim)
     if first > last:
-        raise LayoutError(f"flatten from dim {start_dim} to {end_dim} of {x.ndim} dims runs backwards")
+        raise LayoutError(
+            f"flatten from dim {start_dim} to {end_dim} of {x.ndim} dims runs backwards"
+        )
     shape = x.layout.shape
     merged = math.prod(shape[first : last + 1])
     return reshape(x, *shape[:first], merged, *shape[last + 1 :])
@@ -83,7 +85,7 @@ def unsqueeze(input: Slab, dim: int) -> Slab:
 def squeeze(input: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
     """``input`` without its dims of extent 1, or those of them in ``dim``."""
     x = input
-    dims = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = range(x.ndim) if dim is None else integers(dim)
     gone = {_dim(d, x.ndim) for d in dims} if x.ndim else set()
     kept = [n for d, n in enumerate(x.layout.shape) if d not in gone or n != 1]
     return reshape(x, *kept) if kept else reshape(x, ())
@@ -113,6 +115,11 @@ def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
 def swapaxes(input: Slab, axis0: int, axis1: int) -> Slab:
     """``transpose`` by another name."""
     return transpose(input, axis0, axis1)
+
+
+register(torch.numel)(Slab.numel)
+register(torch.is_floating_point)(Slab.is_floating_point)
+register(torch.is_complex)(Slab.is_complex)
 
 
 @register(torch.cat, torch.concat, torch.concatenate)
@@ -147,7 +154,9 @@ def _whole(t: Tensor, like: Slab) -> Slab:
 
 
 def _cat_whole_dim(slabs: list[Slab], first: Slab, dim: int) -> Slab:
-    local = torch.cat([recut(s, first.layout.with_dim(dim, s.shape[dim])).local for s in slabs], dim)
+    local = torch.cat(
+        [recut(s, first.layout.with_dim(dim, s.shape[dim])).local for s in slabs], dim
+    )
     return first.with_local(local, first.layout.with_dim(dim, sum(s.shape[dim] for s in slabs)))
 
 

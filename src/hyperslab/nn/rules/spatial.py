@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.layout import Layout
-from hyperslab.nn.registry import unsupported
+from hyperslab.nn.registry import integers, unsupported
 from hyperslab.nn.slab import Slab
 
 
 def per_dim(value: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
     """One value a dim, as torch reads an argument that may be a number, or a list of one or all."""
-    values = (value,) if isinstance(value, int) else tuple(value)
+    values = integers(value)
     if len(values) not in (1, num_dims):
         raise LayoutError(f"{values} should be one number, or one for each of {num_dims} dims")
     return values * num_dims if len(values) == 1 else values
@@ -89,8 +89,8 @@ def check_spatial(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
 
 
 def check_extents(function: Callable[..., Any], x: Slab, layout: Layout) -> None:
-    """Raises, on all ranks alike, where the output would have no elements along a dim."""
-    if min(layout.shape[2:]) < 1 and min(x.layout.shape[2:]) >= 1:
+    """Raises, on all ranks alike, where input or output have no elements along a spatial dim."""
+    if min(*layout.shape[2:], *x.layout.shape[2:]) < 1:
         raise LayoutError(
             f"{function.__name__}: the kernel does not fit the padded input of shape "
             f"{tuple(x.shape)}; the output would have shape {layout.shape}"

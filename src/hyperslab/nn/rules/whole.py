@@ -45,10 +45,12 @@ def _local(leaf: Any) -> Any:
 
 
 def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab]) -> Any:
-    """A tensor in the output as a Slab; an input that was changed in place stays the Slab it was."""
+    """A tensor in the output as a Slab; an input changed in place stays the Slab it was."""
     if not isinstance(leaf, Tensor) or leaf.ndim == 0:
         return leaf
-    return owners.get(id(leaf)) or like.with_local(leaf, Layout.unsplit(leaf.shape))
+    if id(leaf) in owners:
+        return owners[id(leaf)]
+    return like.with_local(leaf, Layout.unsplit(leaf.shape))
 
 
 def _random_state(slab: Slab) -> tuple[bytes, int]:
