@@ -8,11 +8,12 @@ next test gets new processes.
 
 import functools
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from hyperslab.testing import Team
+from hyperslab.testing.client import ServerError
 
 _stack = ExitStack()
 
@@ -40,7 +41,8 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 def pytest_sessionfinish():
-    _stack.close()
+    with suppress(ServerError):  # a test of the server kills it, and the processes with it
+        _stack.close()
 
 
 @pytest.fixture(scope="session")

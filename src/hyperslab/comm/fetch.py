@@ -24,7 +24,7 @@ def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Te
     where the boxes are added.
     """
     if exchange.idle and exchange.kept == exchange.wanted:
-        return x if exchange.kept == exchange.owned else x[exchange.kept_from]
+        return x if exchange.keeps_all else x[exchange.kept_from]
     out: Tensor = _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-untyped-call]
     return out
 
@@ -34,16 +34,9 @@ class _Fetch(Function):
     def forward(ctx: Any, x: Tensor, exchange: Exchange, mesh: Mesh, fill: float) -> Tensor:
         ctx.exchange, ctx.mesh = exchange, mesh
         received = post_fetch(x, exchange, mesh).wait()
-        if exchange.wanted == exchange.owned:
+        if exchange.stays:
             return x.view_as(x)
-        out = empty_like_format(exchange.wanted.shape, x)
-        for where in exchange.outside:
-            out[where] = fill
-        if exchange.kept:
-            out[exchange.kept_to] = x[exchange.kept_from]
-        for message, box in zip(exchange.receives, received, strict=True):
-            out[message.where] = box
-        return out
+        return _assembled(x, received, exchange, fill)
 
     @staticmethod
     @once_differentiable
@@ -52,7 +45,7 @@ class _Fetch(Function):
         grad = plain_memory(grad)
         pieces = [grad[message.where] for message in exchange.receives]
         pending = post_return(pieces, exchange, grad.dtype, mesh)
-        if exchange.kept == exchange.owned:
+        if exchange.keeps_all:
             home = grad[exchange.kept_to]
             home = home.clone() if exchange.sends else home
         else:
@@ -60,6 +53,25 @@ class _Fetch(Function):
             home[exchange.kept_from] = grad[exchange.kept_to]
         add_returned(home, pending.wait(), exchange)
         return home, None, None, None
+
+
+def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: float) -> Tensor:
+    """The wanted box, made of what lies outside the tensor, what is here and what was received."""
+    last = memory_format_of(x)
+    if exchange.row and last is torch.contiguous_format:
+        # One call for what lies in a row, as a halo along one dim does: small halos are frequent.
+        parts = [x.new_full([s.stop - s.start for s in w], fill) for w in exchange.outside]
+        parts += [x[exchange.kept_from]] if exchange.kept else []
+        parts += received
+        return torch.cat([parts[number] for number in exchange.row.order], exchange.row.dim)
+    out = torch.empty(exchange.wanted.shape, dtype=x.dtype, device=x.device, memory_format=last)
+    for where in exchange.outside:
+        out[where] = fill
+    if exchange.kept:
+        out[exchange.kept_to] = x[exchange.kept_from]
+    for message, box in zip(exchange.receives, received, strict=True):
+        out[message.where] = box
+    return out
 
 
 def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:

@@ -23,6 +23,27 @@ class Message(NamedTuple):
     """Where the box lies in the owned piece (sends) or in the wanted one (receives)."""
 
 
+class Row(NamedTuple):
+    """Boxes that lie one after the other along one dim."""
+
+    dim: int
+    order: tuple[int, ...]
+    """The numbers of the boxes, first to last."""
+
+
+def _row(parts: Sequence[Box], whole: Box) -> Row | None:
+    """How ``parts``, which fill ``whole``, lie in a row, if they do."""
+    dims = [
+        dim
+        for dim, span in enumerate(whole.spans)
+        if any(part.spans[dim] != span for part in parts)
+    ]
+    if len(dims) != 1:
+        return None
+    starts = [part.spans[dims[0]].start for part in parts]
+    return Row(dims[0], tuple(sorted(range(len(parts)), key=starts.__getitem__)))
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """One rank's part in an exchange of boxes.
@@ -38,9 +59,14 @@ class Exchange:
     kept_to: tuple[slice, ...]
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
-
     outside: tuple[tuple[slice, ...], ...]
     """Where the wanted box lies outside the tensor."""
+    row: Row | None
+    """How the parts of the wanted box lie, if they do so in a row."""
+    stays: bool
+    """Whether just what is owned is wanted."""
+    keeps_all: bool
+    """Whether all that is owned is wanted."""
     idle: bool
     """Whether no rank of the grid sends anything."""
 
@@ -65,6 +91,8 @@ def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) 
             receives.append(Message(peer, piece, piece.slices_in(asked)))
     kept = owned & asked
     whole = Box.whole(source.shape)
+    outside = asked.minus(whole)
+    parts = (*outside, *([kept] if kept else []), *(message.box for message in receives))
     return Exchange(
         owned=owned,
         wanted=asked,
@@ -73,7 +101,10 @@ def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) 
         kept_to=kept.slices_in(asked),
         sends=tuple(sends),
         receives=tuple(receives),
-        outside=tuple(part.slices_in(asked) for part in asked.minus(whole)),
+        outside=tuple(part.slices_in(asked) for part in outside),
+        row=_row(parts, asked),
+        stays=asked == owned,
+        keeps_all=kept == owned,
         idle=all(own.contains(want & whole) for own, want in zip(boxes, wanted, strict=True)),
     )
 
