@@ -18,7 +18,7 @@ import hyperslab as hs
 from hyperslab.testing import Team, seeded
 
 TIMEOUT_SECONDS = 2.0
-SLACK_SECONDS = 4.0  # for busy cores
+SLACK_SECONDS = 20.0
 SHAPE = (2, 2, 12, 5)
 
 
