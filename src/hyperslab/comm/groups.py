@@ -35,3 +35,9 @@ def group_of(
             found = _made[key]
     assert found is not None
     return found
+
+
+def forget_groups() -> None:
+    """Lets go of all groups, so that they end with their last user."""
+    _made.clear()
+    _made_for.clear()

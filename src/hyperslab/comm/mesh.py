@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import math
 import os
 import sys
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,10 +17,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from hyperslab.comm.groups import group_of
+from hyperslab.comm.groups import forget_groups, group_of
 from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import AXES, Grid
+
+_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +86,9 @@ class Mesh:
     def __deepcopy__(self, memo: object) -> Mesh:
         """Itself: process groups cannot be copied, nor need they be."""
         return self
+
+    def __post_init__(self) -> None:
+        _meshes.add(self)
 
     def __str__(self) -> str:
         return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
@@ -198,6 +205,11 @@ def _leave(backend: str) -> None:
     """
     if dist.is_initialized() and (backend == "gloo" or not hasattr(sys, "last_value")):
         dist.destroy_process_group()
+        for mesh in _meshes:
+            mesh._groups.clear()
+            mesh.__dict__.pop("group", None)
+        forget_groups()
+        gc.collect()  # joins gloo's threads while there is still an interpreter for them
 
 
 def _meet(mesh: Mesh) -> None:
