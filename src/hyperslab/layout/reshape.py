@@ -87,7 +87,7 @@ def _carried(
     if lead is None:
         return None
     inner_out = math.prod(shape[d] for d in merge.outputs if d > lead)
-    bounds = [bound * inner_in for bound in split.cuts.bounds]
+    bounds = split.cuts.scaled(inner_in).bounds
     if any(bound % inner_out for bound in bounds):
         return None
     return lead, Split(split.axis, Cuts(tuple(bound // inner_out for bound in bounds)))
