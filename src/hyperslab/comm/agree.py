@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hyperslab.comm.failure import contact
+from hyperslab.comm.graph import unwatched
+from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError
 
@@ -62,6 +66,44 @@ def agree_on(what: str, value: object, mesh: Mesh) -> None:
         f"ranks differ in {what}: rank 0 has {first}, rank {other} has {second}; every rank must "
         "make the same call with the same global values"
     )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ranks ran, on its way to be compared; ``settle`` raises where they ran unlike things."""
+
+    mesh: Mesh
+    entries: list[Entry]
+    ends: Tensor
+    work: dist.Work
+
+    def settle(self) -> None:
+        """Collective over all ranks."""
+        with contact("comparing operators", self.mesh):
+            self.work.wait()
+            if int(self.ends[0]) == -int(self.ends[1]):
+                return
+            texts: list[list[str]] = [[]] * self.mesh.num_ranks
+            with unwatched():
+                dist.all_gather_object(texts, [*map(str, self.entries)], group=self.mesh.group)
+        runs = {rank: (0, text) for rank, text in enumerate(texts)}
+        difference = first_difference(runs, shared=max(map(len, texts)))
+        raise CommError(
+            f"ranks ran different operators in a forward pass: {difference}; every rank must run "
+            "the same model on inputs of the same global shape"
+        )
+
+
+def post_comparison(entries: list[Entry], mesh: Mesh) -> Comparison:
+    """Begins to compare the operators ``entries`` over all ranks, and does not wait.
+
+    Collective over all ranks. Sixteen bytes travel.
+    """
+    mine = digest(entries)
+    ends = torch.tensor([mine, -mine])
+    with contact("comparing operators", mesh):
+        work = dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh.group, async_op=True)
+    return Comparison(mesh, entries, ends, work)
 
 
 def _cut_to_difference(first: str, second: str) -> list[str]:

@@ -8,6 +8,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from hyperslab.comm.graph import unwatched
+
 _made: dict[tuple[object, ...], ProcessGroup] = {}
 _made_for: list[ProcessGroup] = []
 
@@ -30,7 +32,8 @@ def group_of(
     for ranks in partition:
         key = (ranks, backend, timeout)
         if key not in _made:
-            _made[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            with unwatched():
+                _made[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         if rank in ranks:
             found = _made[key]
     assert found is not None

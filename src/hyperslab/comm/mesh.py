@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from hyperslab.comm.groups import forget_groups, group_of
+from hyperslab.comm.last_words import leave_words
 from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import AXES, Grid
@@ -203,7 +204,11 @@ def _leave(backend: str) -> None:
 
     Not NCCL's after an error: it may wait for the others, who wait for this rank to be gone.
     """
-    if dist.is_initialized() and (backend == "gloo" or not hasattr(sys, "last_value")):
+    if not dist.is_initialized():
+        return
+    if error := getattr(sys, "last_value", None):
+        leave_words(dist.get_rank(), f"{type(error).__name__}: {error}")
+    if backend == "gloo" or not error:
         dist.destroy_process_group()
         for mesh in _meshes:
             mesh._groups.clear()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyperslab.comm.failure import lost_contact
+from hyperslab.comm.graph import Kind, as_operator, is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Message
 
@@ -53,6 +54,14 @@ def post_messages(
     """
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
+    if is_watched():
+        kinds = [Kind(message.box.shape, dtype, mesh.device) for message in receives]
+        received = as_operator(
+            lambda boxes: post_messages(boxes, sends, receives, dtype, mesh, doing).wait(),
+            pieces,
+            kinds,
+        )
+        return Pending([], [], received, mesh, doing)
     place = mesh.device
     if mesh.stages_through_host:
         pieces, place = [piece.to(_HOST) for piece in pieces], _HOST
@@ -62,9 +71,12 @@ def post_messages(
         if place.type == "cuda":
             works = _post_together(sent, sends, received, receives, mesh)
         else:
-            post, ask = mesh.group.send, mesh.group.recv
-            works = [post([box], m.peer, 0) for box, m in zip(sent, sends, strict=True)]
-            works += [ask([box], m.peer, 0) for box, m in zip(received, receives, strict=True)]
+            # A message of another size than is awaited would end the process.
+            post, ask, size = mesh.group.send, mesh.group.recv, dtype.itemsize
+            works = [post([box], m.peer, m.tag + size) for box, m in zip(sent, sends, strict=True)]
+            works += [
+                ask([box], m.peer, m.tag + size) for box, m in zip(received, receives, strict=True)
+            ]
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)

@@ -1,4 +1,4 @@
-"""Sums over ranks, and their adjoints."""
+"""Sums and stacks over ranks, and their adjoints."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.comm.failure import contact
+from hyperslab.comm.graph import Kind, as_operator, is_watched
 from hyperslab.comm.mesh import Mesh
 
-_NOT_SUMMED = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
-"""Dtypes that gloo or NCCL cannot sum, and those in which their sums are taken instead."""
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+"""Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
 
 
 def reduce_sum(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -43,7 +44,10 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
     if not axes:
         return x
-    total = x.to(_NOT_SUMMED.get(x.dtype, x.dtype))
+    if is_watched():
+        kind = Kind(x.shape, x.dtype, x.device)
+        return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [kind])[0]
+    total = x.to(_WIDER.get(x.dtype, x.dtype))
     with contact(f"summing over {'/'.join(axes)}", mesh):
         dist.all_reduce(total, group=mesh.group_over(axes))
     return x if total is x else x.copy_(total)
@@ -52,13 +56,32 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
 def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     """The tensors ``x`` of all ranks along ``axes``, stacked in the order of the ranks.
 
-    Collective over ``axes``; all must bring the same shape. Not differentiable.
+    Collective over ``axes``; all must bring the same shape. Differentiable: what all ranks' losses
+    say of a rank's entry is summed and goes to that rank.
     """
-    axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
-    if not axes:
-        return x.unsqueeze(0)
+    axes = tuple(axis for axis in axes if mesh.grid.size(axis) > 1)
+    return _Stack.apply(x, mesh, axes) if axes else x.unsqueeze(0)  # type: ignore[no-untyped-call]
+
+
+class _Stack(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
+        ctx.mesh, ctx.axes = mesh, axes
+        return _stacked(x, mesh, axes)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        place = ctx.mesh.group_over(ctx.axes).rank()
+        return reduce_sum(grad, ctx.mesh, ctx.axes)[place], None, None
+
+
+def _stacked(x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
+    group = mesh.group_over(axes)
+    if is_watched():
+        kind = Kind((group.size(), *x.shape), x.dtype, x.device)
+        return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [kind])[0]
     with contact(f"gathering over {'/'.join(axes)}", mesh):
-        group = mesh.group_over(axes)
-        out = x.new_empty((group.size(), *x.shape))
-        dist.all_gather(list(out), x.contiguous(), group=group)
-    return out
+        mine = x.to(_WIDER.get(x.dtype, x.dtype)).contiguous()
+        out = mine.new_empty((group.size(), *x.shape))
+        dist.all_gather(list(out), mine, group=group)
+    return out.to(x.dtype)

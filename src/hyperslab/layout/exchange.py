@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+from zlib import crc32
 
 from hyperslab.layout.box import Box
 from hyperslab.layout.grid import Grid
@@ -21,6 +22,13 @@ class Message(NamedTuple):
     box: Box
     where: tuple[slice, ...]
     """Where the box lies in the owned piece (sends) or in the wanted one (receives)."""
+    tag: int
+    """A number of the box: where ranks disagree on what is sent, messages find no taker."""
+
+
+def _message(peer: int, box: Box, piece: Box) -> Message:
+    tag = crc32(repr(box.spans).encode()) >> 8  # room for what the sender adds to it
+    return Message(peer, box, box.slices_in(piece), tag)
 
 
 class Row(NamedTuple):
@@ -86,9 +94,9 @@ def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) 
         if peer == rank or any(theirs[axis] != mine[axis] for axis in replicated):
             continue
         if piece := owned & wanted[peer]:
-            sends.append(Message(peer, piece, piece.slices_in(owned)))
+            sends.append(_message(peer, piece, owned))
         if piece := boxes[peer] & asked:
-            receives.append(Message(peer, piece, piece.slices_in(asked)))
+            receives.append(_message(peer, piece, asked))
     kept = owned & asked
     whole = Box.whole(source.shape)
     outside = asked.minus(whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from zlib import crc32
 
 from hyperslab.errors import LayoutError
 from hyperslab.layout.box import Box
@@ -60,6 +61,11 @@ class Layout:
     @cached_property
     def split_dims(self) -> tuple[int, ...]:
         return tuple(dim for dim, split in enumerate(self.splits) if split)
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that is the same in every process, unlike a hash."""
+        return crc32(repr((self.shape, self.splits)).encode())
 
     @cached_property
     def axes(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils._pytree import tree_map
@@ -20,8 +21,11 @@ from torch.utils._pytree import tree_map
 from hyperslab.comm.agree import agree_on
 from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
+from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
+from hyperslab.nn.comparisons import Comparisons
+from hyperslab.nn.module_path import add_module_path
 from hyperslab.nn.replica import Replica
 from hyperslab.nn.slab import Slab, is_slab
 
@@ -64,6 +68,7 @@ class _State:
     """A ``forward`` of the instance rather than of its class, if it had one."""
     run: Callable[..., Any]
     """What ``forward`` calls."""
+    comparisons: Comparisons
 
 
 class Parallel:
@@ -72,11 +77,20 @@ class Parallel:
     _hyperslab: _State
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._hyperslab
         args, kwargs = tree_map(self._on_mesh, (args, kwargs), is_leaf=is_slab)
-        out = self._hyperslab.run(*args, **kwargs)
-        if self._hyperslab.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
+        if is_dynamo_compiling():
+            return state.run(*args, **kwargs)
+        before = journal.count
+        try:
+            out = state.run(*args, **kwargs)
+        except Exception as error:
+            add_module_path(error, self)  # type: ignore[arg-type]
+            raise
+        state.comparisons.post(journal.since(before))
+        if state.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
             buffers = self.buffers()  # type: ignore[attr-defined]
-            broadcast_(buffers, self._hyperslab.mesh, "copying the buffers of rank 0")
+            broadcast_(buffers, state.mesh, "copying the buffers of rank 0")
         return out
 
     def _on_mesh(self, leaf: Any) -> Any:
@@ -145,8 +159,9 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None
     DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
     """
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
-    run = Replica(module, forward, mesh) if replicated else forward
-    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run)
+    comparisons = Comparisons(mesh)
+    run = Replica(module, forward, mesh, comparisons) if replicated else forward
+    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import wraps
 from operator import index
+from types import MethodType
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
 
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves
 
+from hyperslab.comm.journal import journal
 from hyperslab.errors import UnsupportedOp
 
 if TYPE_CHECKING:
@@ -64,13 +68,33 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
     Where there is no rule, or it refuses these arguments, the default handles them.
     """
-    rule = _RULES.get(function)
-    if rule is None:
-        return _DEFAULT[0](function, args, kwargs)
+    if is_dynamo_compiling():
+        from hyperslab.nn.compiled import dispatch_in_graph  # loads the compiler
+
+        return dispatch_in_graph(function, args, kwargs)
+    journal.add(function, args)
     try:
-        return rule(*args, **kwargs)
-    except UnsupportedOp as refusal:
-        return _DEFAULT[0](function, args, kwargs, refusal)
+        rule = _RULES.get(function)
+        if rule is None:
+            return _DEFAULT[0](function, args, kwargs)
+        try:
+            return rule(*args, **kwargs)
+        except UnsupportedOp as refusal:
+            return _DEFAULT[0](function, args, kwargs, refusal)
+    except Exception as error:
+        _explain(error, function, args, kwargs)
+        raise
+
+
+def _explain(
+    error: Exception, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds to ``error`` the operator that raised it and its Slabs, if that is not there yet."""
+    if hasattr(error, "__notes__"):
+        return
+    slabs = tree_leaves((args, kwargs), is_leaf=lambda leaf: hasattr(leaf, "with_local"))
+    shown = ", ".join(str(leaf) for leaf in slabs if hasattr(leaf, "with_local"))
+    error.add_note(f"in {name_of(function)} of {shown}")
 
 
 _DEFAULT: list[Callable[..., Any]] = []
@@ -89,7 +113,8 @@ def unsupported(function: Callable[..., Any], slab: Slab, why: str = "") -> Unsu
     """The error to raise where ``function`` has no exact rule for ``slab``."""
     reason = why or "there is no rule for it on a split tensor"
     return UnsupportedOp(
-        f"{name_of(function)} cannot run on a tensor of {slab.layout.describe()}: {reason}. Call "
+        f"{name_of(function)} cannot run on a tensor of {slab.layout.describe()} (rank "
+        f"{slab.mesh.rank} holds {'x'.join(map(str, slab.box.shape))}): {reason}. Call "
         "hyperslab.gather(x) first to have the whole tensor on every rank, or add a rule with "
         f"hyperslab.register({name_of(function)})"
     )
@@ -97,5 +122,8 @@ def unsupported(function: Callable[..., Any], slab: Slab, why: str = "") -> Unsu
 
 def name_of(function: Callable[..., Any]) -> str:
     """The function as a user would write it, such as ``torch.roll`` or ``torch.Tensor.roll``."""
+    if isinstance(function, MethodType):  # of a class, as ``MyFunction.apply``
+        owner: Any = function.__self__
+        return f"{owner.__module__}.{owner.__qualname__}.{function.__name__}"
     name = getattr(function, "__qualname__", repr(function))
     return resolve_name(function) or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
+from torch.library import custom_op
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
+from hyperslab.nn.comparisons import Comparisons
 
 
 class Replica:
@@ -31,9 +34,16 @@ class Replica:
     before is equal on all ranks. Parameters may also be frozen, thawed or replaced at any time.
     """
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        mesh: Mesh,
+        comparisons: Comparisons,
+    ) -> None:
         self._body = _Body(module, forward)
         self._mesh = mesh
+        self._comparisons = comparisons
         self._ddp: DistributedDataParallel | None = None
         self._trained: list[nn.Parameter] = []
         """The parameters whose gradients DDP averages."""
@@ -45,7 +55,12 @@ class Replica:
         self._travelling: list[Future[Tensor]] = []
         """Gradients on their way to and from the other ranks."""
 
+        self._number = len(_replicas)
+        _replicas.append(weakref.ref(self))
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._run_in_graph(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._body(*args, **kwargs)
         self._adopt_parameters()
@@ -57,8 +72,23 @@ class Replica:
             self._averaged = False
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                    leaf.register_hook(self._before_backward)
+                    leaf.register_hook(self.before_backward)
         return out
+
+    def _run_in_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """What is told to DDP around a forward pass is told by operators of the graph."""
+        out = self._body.run(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return out
+        return tree_map_only(Tensor, lambda leaf: _leave(leaf, self._number), out)
+
+    def after_forward(self) -> None:
+        """Makes DDP expect a backward pass, without its own ``forward``."""
+        self._adopt_parameters()
+        if self._ddp is not None and self._sync:
+            self._ddp.reducer._rebuild_buckets()
+            self._ddp.reducer.prepare_for_backward([])
+            self._averaged = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -91,7 +121,7 @@ class Replica:
             # Weak: DDP keeps the hook's state where the garbage collector cannot see it.
             self._ddp.register_comm_hook(weakref.ref(self), _average)
 
-    def _before_backward(self, grad: Tensor) -> None:
+    def before_backward(self, grad: Tensor) -> None:
         current = torch._C._current_graph_task_id()
         if current == self._pass or self._ddp is None:
             return
@@ -111,6 +141,7 @@ class Replica:
         with contact("averaging gradients", self._mesh):
             for average in travelling:
                 average.wait()
+        self._comparisons.settle()
         if self._averaged or self._ddp is None:
             return
         try:
@@ -146,7 +177,41 @@ class _Body(nn.Module):
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
-        self._forward = forward
+        self.run = forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
+        return self.run(*args, **kwargs)
+
+
+_replicas: list[weakref.ref[Replica]] = []
+
+
+@custom_op("hyperslab::leave", mutates_args=())
+def _leave(x: Tensor, replica: int) -> Tensor:
+    """An output of the module, as the graph of its forward pass ends."""
+    if found := _replicas[replica]():
+        found.after_forward()
+    return x.clone()
+
+
+@custom_op("hyperslab::come_back", mutates_args=())
+def _come_back(grad: Tensor, replica: int) -> Tensor:
+    """The gradient of an output, as the graph of the backward pass begins."""
+    if found := _replicas[replica]():
+        found.before_backward(grad)
+    return grad.clone()
+
+
+@_leave.register_fake
+@_come_back.register_fake
+def _(x: Tensor, replica: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_number(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    ctx.replica = inputs[1]
+
+
+_leave.register_autograd(
+    lambda ctx, grad: (_come_back(grad, ctx.replica), None), setup_context=_keep_number
+)

@@ -47,8 +47,13 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
         raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
     if not training or p == 0:
         return x
+    if p == 1:
+        zero = x.local.new_zeros(())
+        return x.mul_(zero) if inplace else x.with_local(x.local * zero)
+    if not x.is_floating_point():
+        raise ConfigError(f"dropout scales what it keeps, which a {x.dtype} tensor cannot hold")
     keep = _keep_mask(x.box, num_dims, p, x.device)
-    scale = 0.0 if p == 1 else 1 / (1 - p)
+    scale = 1 / (1 - p)
     if inplace:
         x.local.mul_(keep * torch.tensor(scale, dtype=x.dtype, device=x.device))
         return x
@@ -61,8 +66,7 @@ def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tenso
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same mask again.
     """
-    seed = int(torch.randint(_WORD + 1, ()))
-    bits = torch.full((1,) * len(box.spans), seed, dtype=torch.int64, device=device)
+    bits = torch.randint(_WORD + 1, ())  # a tensor, as a compiled graph draws one in every step
     for dim, span in enumerate(box.spans[:num_dims]):
         index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
         bits = _mixed(bits ^ index.view(-1, *[1] * (len(box.spans) - 1 - dim)))

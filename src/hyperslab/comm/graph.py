@@ -1,0 +1,70 @@
+"""Communication as one operator, for whoever looks at torch's operators, as a compiler does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._library.effects import EffectType
+from torch.library import custom_op
+from torch.utils._python_dispatch import (
+    _disable_current_modes as unwatched,
+    _get_current_dispatch_mode,
+)
+
+__all__ = ["Kind", "as_operator", "is_watched", "unwatched"]
+
+
+class Kind(NamedTuple):
+    """What a tensor is, but for its values."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Call(NamedTuple):
+    run: Callable[[list[Tensor]], list[Tensor]]
+    outputs: Sequence[Kind]
+
+
+_calls: list[_Call] = []
+"""What the operators in all graphs do, by number. Graphs live as long as the process."""
+
+
+def is_watched() -> bool:
+    """Whether operators are traced or counted now, so that tensors may have no values."""
+    return _get_current_dispatch_mode() is not None
+
+
+def as_operator(
+    run: Callable[[list[Tensor]], list[Tensor]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Kind],
+) -> list[Tensor]:
+    """What ``run`` makes of ``inputs``: tensors of the kinds ``outputs``, as one opaque operator.
+
+    Such operators keep their order in a graph, because messages are told apart by nothing else.
+    Each has a number of its own, so that no two look the same and are merged.
+    """
+    _calls.append(_Call(run, outputs))
+    out: list[Tensor] = communicate(list(inputs), len(_calls) - 1)
+    return out
+
+
+@custom_op("hyperslab::communicate", mutates_args=())
+def communicate(inputs: list[Tensor], call: int) -> list[Tensor]:
+    return _calls[call].run(inputs)
+
+
+@communicate.register_fake
+def _(inputs: list[Tensor], call: int) -> list[Tensor]:
+    return [
+        torch.empty(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
+        for kind in _calls[call].outputs
+    ]
+
+
+communicate.register_effect(EffectType.ORDERED)

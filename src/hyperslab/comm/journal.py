@@ -1,0 +1,128 @@
+"""What this rank has run, to be compared with what the others have.
+
+Every rank must run the same operators on tensors of the same layouts. Where one does not, messages
+never come, or fit by chance; the journals tell which operator was the first to differ.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from torch import Size, Tensor
+
+from hyperslab.layout import Layout
+
+LENGTH = 4096
+"""How many operators are remembered."""
+
+
+class Entry(NamedTuple):
+    """An operator that was called, and its arguments as far as all ranks must agree on them.
+
+    Slabs stand for their layouts, tensors for their shapes, so that nothing is kept alive.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[object, ...]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "") or repr(self.function)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that is the same in every process."""
+        mixed = crc32(self.name.encode())
+        for argument in self.arguments:
+            kind = argument.fingerprint if isinstance(argument, Layout) else crc32(_text(argument))
+            mixed = mixed * 31 + kind & 0xFFFFFFFF
+        return mixed
+
+    def __str__(self) -> str:
+        """The operator, the layout of its first Slab, and its other arguments."""
+        layouts = [a.describe() for a in self.arguments if isinstance(a, Layout)]
+        others = [_text(a).decode() for a in self.arguments if not isinstance(a, Layout)]
+        of = f" of {' and '.join(layouts)}" if layouts else ""
+        return f"{self.name}{of}" + (f" with {', '.join(others)}" if others else "")
+
+
+def _text(argument: object) -> bytes:
+    if isinstance(argument, Size):
+        return f"a tensor of {'x'.join(map(str, argument)) or 'no dims'}".encode()
+    return repr(argument).encode()
+
+
+_PLAIN = (int, float, bool, str, NoneType)
+
+
+def _outline(argument: object) -> object:
+    """What ranks must agree on of an argument."""
+    if (layout := getattr(argument, "layout", None)).__class__ is Layout:
+        return layout
+    if isinstance(argument, Tensor):
+        return argument.shape
+    if argument.__class__ in _PLAIN:
+        return argument
+    if isinstance(argument, tuple | list):
+        return tuple(map(_outline, argument))
+    return type(argument).__name__
+
+
+class Journal:
+    """The latest operators of this rank, and how many there have been."""
+
+    def __init__(self) -> None:
+        self._entries: deque[Entry] = deque(maxlen=LENGTH)
+        self.count = 0
+
+    def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._entries.append(Entry(function, tuple(map(_outline, args))))
+        self.count += 1
+
+    def since(self, count: int) -> list[Entry]:
+        """The operators after the first ``count``, as far as they are remembered."""
+        num = min(self.count - count, len(self._entries))
+        return list(self._entries)[len(self._entries) - num :]
+
+    def forget_since(self, count: int) -> None:
+        """Takes back the operators after the first ``count``."""
+        for _ in self.since(count):
+            self._entries.pop()
+        self.count = count
+
+
+journal = Journal()
+"""That of this process."""
+
+
+def digest(entries: Iterable[Entry]) -> int:
+    """A number that is the same on ranks that ran the same operators."""
+    mixed = 0
+    for entry in entries:
+        mixed = mixed * 31 + entry.fingerprint & 0xFFFFFFFF
+    return mixed
+
+
+def first_difference(runs: Mapping[int, tuple[int, Sequence[str]]], shared: int) -> str:
+    """Which of the first ``shared`` operators is another one on another rank, in words.
+
+    ``runs[rank]`` are the operators that are known of a rank, and the number of those before them.
+    Empty where all are the same.
+    """
+    lowest = min(runs)
+    for place in range(max(start for start, _ in runs.values()), shared):
+        ops = {
+            rank: each[place - start] if place - start < len(each) else "nothing"
+            for rank, (start, each) in sorted(runs.items())
+        }
+        other = next((rank for rank, op in ops.items() if op != ops[lowest]), None)
+        if other is not None:
+            return (
+                f"operator {place + 1} is {ops[lowest]} on rank {lowest} and {ops[other]} on rank "
+                f"{other}"
+            )
+    return ""

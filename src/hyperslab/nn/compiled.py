@@ -1,0 +1,130 @@
+"""Rules inside ``torch.compile``: each is one call in Dynamo's graph.
+
+Dynamo interprets Python with a part of its features; rules need not keep to that part. It sees them
+as calls that take and give tensors, and AOTAutograd, which runs them on tensors without values,
+looks inside. Dynamo itself sees only how Slabs become tensors before such a call and Slabs after
+it. Messages are operators of the graph (``comm.graph``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._dynamo import nonstrict_trace
+from torch.compiler import assume_constant_result
+
+from hyperslab.comm.journal import journal
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import HyperslabError
+from hyperslab.layout import Cuts, Layout, Split
+from hyperslab.nn.registry import dispatch
+from hyperslab.nn.slab import Slab
+
+# Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
+# ("slab", number of its piece, shape, splits), ("tensor", number), ("tuple", items),
+# ("list", items), ("dict", pairs) or ("value", what).
+Description = tuple[Any, ...]
+
+
+class _Call(NamedTuple):
+    """A call of ``function`` on Slabs, all on ``mesh``, in some graph."""
+
+    function: Callable[..., Any]
+    arguments: Description
+    mesh: Mesh
+    result: list[Description]
+    """How its result is made of tensors, once it has run."""
+
+
+_calls: list[_Call] = []
+
+
+def dispatch_in_graph(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``dispatch``, while Dynamo interprets it."""
+    tensors: list[Tensor] = []
+    meshes: list[Mesh] = []
+    arguments = _describe((args, kwargs), tensors, meshes)
+    number = _remember(function, arguments, meshes[0])
+    pieces = _run(number + 0, *tensors)  # + 0: a constant that Dynamo wants no guard for
+    result = _result_of(number)
+    if result[0] == "error":  # Dynamo would not tell of an error inside the call
+        raise HyperslabError(result[1])
+    return _rebuild(result, pieces, meshes[0])
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _remember(function: Callable[..., Any], arguments: Description, mesh: Mesh) -> int:
+    _calls.append(_Call(function, arguments, mesh, []))
+    return len(_calls) - 1
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _result_of(number: int) -> Description:
+    return _calls[number].result[0]
+
+
+@nonstrict_trace
+def _run(number: int, *tensors: Tensor) -> list[Tensor]:
+    function, arguments, mesh, result = _calls[number]
+    args, kwargs = _rebuild(arguments, tensors, mesh)
+    pieces: list[Tensor] = []
+    before = journal.count  # when a graph is made, and how often, may differ from rank to rank
+    try:
+        result[:] = [_describe(dispatch(function, args, kwargs), pieces, [])]
+    except HyperslabError as error:
+        result[:] = [("error", f"{type(error).__name__}: {error}")]
+    finally:
+        journal.forget_since(before)
+    return pieces
+
+
+def _describe(value: Any, tensors: list[Tensor], meshes: list[Mesh]) -> Description:
+    """What ``value`` is; its tensors and the meshes of its Slabs go to the lists."""
+    if isinstance(value, Slab):
+        tensors.append(value.local)
+        meshes.append(value.mesh)
+        splits = [
+            split and (split.axis, _fixed(split.cuts.bounds)) for split in value.layout.splits
+        ]
+        return "slab", len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "tensor", len(tensors) - 1
+    if isinstance(value, tuple):
+        return "tuple", tuple([_describe(item, tensors, meshes) for item in value])
+    if isinstance(value, list):
+        return "list", tuple([_describe(item, tensors, meshes) for item in value])
+    if isinstance(value, dict):
+        items = [(key, _describe(item, tensors, meshes)) for key, item in value.items()]
+        return "dict", tuple(items)
+    return "value", index(value) if type(value) is int else value
+
+
+def _fixed(numbers: Sequence[int]) -> tuple[int, ...]:
+    """``numbers``, for which Dynamo puts no symbols: other numbers need another plan."""
+    return tuple([index(number) for number in numbers])
+
+
+def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) -> Any:
+    """The value that was described, with other tensors in it."""
+    kind = description[0]
+    if kind == "slab":
+        _, number, shape, splits = description
+        layout = Layout(
+            shape, tuple([split and Split(split[0], Cuts(split[1])) for split in splits])
+        )
+        return Slab(tensors[number], layout, mesh)
+    if kind == "tensor":
+        return tensors[description[1]]
+    if kind == "tuple":
+        return tuple([_rebuild(item, tensors, mesh) for item in description[1]])
+    if kind == "list":
+        return [_rebuild(item, tensors, mesh) for item in description[1]]
+    if kind == "dict":
+        return {key: _rebuild(item, tensors, mesh) for key, item in description[1]}
+    return description[1]

@@ -1,0 +1,161 @@
+"""Ranks that run different things stop, and say which operator was the first to differ."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hyperslab as hs
+from hyperslab.testing import Team, seeded
+
+TIMEOUT_SECONDS = 3.0
+SHAPE = (2, 2, 12, 5)
+
+
+class Net(nn.Module):
+    """A convolution, what ``odd`` does on rank 1 and ``even`` on others, and a convolution."""
+
+    def __init__(self, even, odd):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+        self.even, self.odd = even, odd
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second((self.odd if x.mesh.rank else self.even)(x))
+
+
+def cubic(x):
+    return F.conv2d(x, torch.ones(2, 2, 5, 5, dtype=x.dtype), padding=2)
+
+
+def same(x):
+    return x
+
+
+DIFFERENCES = {
+    "relu or tanh": (
+        F.relu,
+        torch.tanh,
+        "operator 2 is relu of .* on rank 0 and tanh of .* on rank 1",
+    ),
+    "a longer halo": (same, cubic, "operator 2 is conv2d of"),
+    "a sum more": (lambda x: x * x.mean(), same, "operator 2 is mean of"),
+}
+
+
+def run_unlike(name, train):
+    even, odd, _ = DIFFERENCES[name]
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=TIMEOUT_SECONDS)
+    model = hs.parallelize(Net(even, odd).double(), mesh)
+    start = time.monotonic()
+    try:
+        with torch.set_grad_enabled(train):
+            out = model(hs.shard(seeded(*SHAPE), mesh))
+            if train:
+                out.sum().backward()
+    except hs.HyperslabError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    return "", 0.0
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_ranks_that_run_different_operators_are_told_the_first_of_them(name, train):
+    with Team(2, timeout_seconds=60) as team:
+        told = team.run(run_unlike, name, train)
+    pattern = DIFFERENCES[name][2]
+    for text, seconds in told:
+        assert text.startswith("CommError"), text
+        assert seconds < TIMEOUT_SECONDS + 20
+    assert any(re.search(pattern, text) for text, _ in told), told
+
+
+SCRIPT = """
+import sys, torch, hyperslab as hs
+from torch import nn
+
+class Bad(nn.Module):
+    def forward(self, x):
+        if x.mesh.rank == 1:
+            raise ValueError("a bad sample")
+        return x
+
+torch.manual_seed(0)
+mesh = hs.init(height=2, device="cpu", timeout_seconds=60)
+net = nn.Sequential(nn.Conv2d(1, 1, 3), Bad(), nn.Conv2d(1, 1, 3))
+model = hs.parallelize(net, mesh)
+model(hs.shard(torch.ones(1, 1, 9, 9), mesh)).sum().backward()
+"""
+
+
+def test_an_error_on_one_rank_is_told_by_the_others_with_the_operator_and_the_module(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in ranks]
+    assert all(process.returncode for process in ranks), errors
+    assert "ValueError: a bad sample" in errors[1]
+    assert "in 1, a Bad" in errors[1]
+    assert "CommError: rank 0 lost contact" in errors[0]
+    assert re.search(
+        r"rank 1 stopped in or after operator 1, conv2d of 1x1x9x9, .*: ValueError: a bad sample",
+        errors[0],
+    ), errors[0]
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 2, 3, padding=1)
+        self.blocks = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Identity(), Spectral()))
+
+    def forward(self, x):
+        return self.blocks(self.stem(x))
+
+
+class Spectral(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x, dim=2)
+
+
+@pytest.mark.ranks(2)
+def test_an_error_inside_a_model_tells_operator_shapes_split_and_module():
+    mesh = hs.init(height=2, device="cpu")
+    model = hs.parallelize(Deep().double(), mesh)
+    with pytest.raises(hs.UnsupportedOp) as caught:
+        model(hs.shard(seeded(*SHAPE), mesh))
+    text = str(caught.value)
+    assert text.startswith("torch.fft.rfft cannot run on a tensor of 2x2x12x5, dim 2 split over")
+    assert f"rank {mesh.rank} holds 2x2x6x5" in text
+    assert text.endswith("(in blocks.1.1, a Spectral)")
+
+
+@pytest.mark.ranks(2)
+def test_an_error_of_torch_inside_a_model_says_in_which_module_and_on_what():
+    mesh = hs.init(height=2, device="cpu")
+    model = hs.parallelize(nn.Sequential(nn.ReLU(), nn.Softmax(dim=7)), mesh)
+    with pytest.raises(IndexError) as caught:
+        model(hs.shard(seeded(*SHAPE), mesh))
+    notes = " ".join(caught.value.__notes__)
+    assert "in 1, a Softmax" in notes
+    assert "softmax of Slab(2x2x12x5, dim 2 split over height=2; rank" in notes
