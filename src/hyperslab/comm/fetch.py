@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
@@ -39,20 +38,39 @@ class _Fetch(Function):
         return _assembled(x, received, exchange, fill)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        exchange, mesh = ctx.exchange, ctx.mesh
-        grad = plain_memory(grad)
-        pieces = [grad[message.where] for message in exchange.receives]
-        pending = post_return(pieces, exchange, grad.dtype, mesh)
-        if exchange.keeps_all:
-            home = grad[exchange.kept_to]
-            home = home.clone() if exchange.sends else home
-        else:
-            home = grad.new_zeros(exchange.owned.shape)
-            home[exchange.kept_from] = grad[exchange.kept_to]
-        add_returned(home, pending.wait(), exchange)
-        return home, None, None, None
+        if torch.is_grad_enabled():  # for a gradient of this gradient
+            home = _Return.apply(grad, ctx.exchange, ctx.mesh)  # type: ignore[no-untyped-call]
+            return home, None, None, None
+        return _returned(grad, ctx.exchange, ctx.mesh), None, None, None
+
+
+class _Return(Function):
+    """The adjoint of a fetch, whose own adjoint is the fetch."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
+        ctx.exchange, ctx.mesh = exchange, mesh
+        return _returned(grad, exchange, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return fetch(grad, ctx.exchange, ctx.mesh), None, None
+
+
+def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
+    """The gradient of this rank's piece, from those of what all ranks fetched."""
+    grad = plain_memory(grad)
+    pieces = [grad[message.where] for message in exchange.receives]
+    pending = post_return(pieces, exchange, grad.dtype, mesh)
+    if exchange.keeps_all:
+        home = grad[exchange.kept_to]
+        home = home.clone() if exchange.sends else home
+    else:
+        home = grad.new_zeros(exchange.owned.shape)
+        home[exchange.kept_from] = grad[exchange.kept_to]
+    add_returned(home, pending.wait(), exchange)
+    return home
 
 
 def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: float) -> Tensor:

@@ -61,6 +61,8 @@ class HaloPlan:
     interior: Interior
     strips: tuple[Strip, ...]
     strip_padding: tuple[int, ...]
+    min_numel: int
+    """Of the smallest piece of any rank."""
 
 
 @lru_cache(maxsize=4096)
@@ -69,13 +71,18 @@ def plan_halo(
 ) -> HaloPlan | None:
     """The plan for a convolution with ``windows`` along the spatial dims, which follow dim 1.
 
-    None where the piece has no interior, so that there is nothing to hide messages behind.
+    None where some rank's piece has no interior to hide messages behind: ranks do all alike, so
+    that they also differentiate alike.
     """
     everything = (None, None, *windows)
     windowed = plan_windows(grid, rank, source, everything)
     exchange, outputs = windowed.exchange, windowed.box
-    inner = _interior_outputs(source, windows, exchange.owned, outputs)
-    if not inner:
+    owned = [source.box(coords) for coords in grid.coords]
+    inner = [
+        _interior_outputs(source, windows, own, windowed.output.box(coords))
+        for own, coords in zip(owned, grid.coords, strict=True)
+    ]
+    if not all(inner):
         return None
     split = [source.splits[2 + dim] is not None for dim in range(len(windows))]
     return HaloPlan(
@@ -83,9 +90,10 @@ def plan_halo(
         _plan_interior(windows, split, exchange.owned, outputs),
         tuple(
             _plan_strip(source, everything, exchange, outputs, border)
-            for border in outputs.minus(inner)
+            for border in outputs.minus(inner[rank])
         ),
         local_padding(source, windows),
+        min(own.numel for own in owned),
     )
 
 

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from hyperslab.comm.fetch import add_returned, empty_like_format, post_fetch, post_return
+from hyperslab.comm.fetch import add_returned, empty_like_format, fetch, post_fetch, post_return
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import HaloPlan, Strip, Window
 
@@ -88,8 +87,9 @@ class HaloConv(Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return (*_differentiable_grads(ctx, grad), None, None, None)
         plan, settings, mesh = ctx.plan, ctx.settings, ctx.mesh
         x, weight, *received = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -114,6 +114,18 @@ class HaloConv(Function):
         if pending and grad_x is not None:
             add_returned(grad_x, pending.wait(), plan.exchange)
         return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _differentiable_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    """The gradients of input, weight and bias with a graph of their own: nothing is hidden."""
+    x, weight, *_ = ctx.saved_tensors
+    wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+    window = fetch(x, ctx.plan.exchange, ctx.mesh)
+    out = ctx.settings.run(window, weight, None, ctx.plan.strip_padding)
+    wanted = [t for t, wants in ((x, wants_x), (weight, wants_weight)) if wants]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True) if wanted else ())
+    grads = [next(found) if wants else None for wants in (wants_x, wants_weight)]
+    return [*grads, grad.sum((0, *range(2, grad.ndim))) if wants_bias else None]
 
 
 def _strip_inputs(strip: Strip, like: Tensor, received: Sequence[Tensor]) -> Tensor:

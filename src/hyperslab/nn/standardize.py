@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.reduce import gather_stacked, reduce_sum_
+from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 
 
 class Moments(NamedTuple):
@@ -25,45 +24,64 @@ class Moments(NamedTuple):
 
 
 def standardize(
-    x: Tensor, moments: Moments, eps: float, mesh: Mesh
+    x: Tensor, moments: Moments, eps: float, mesh: Mesh, *, inner: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(x - mean) / sqrt(var + eps)``, the mean, and the biased variance.
+
+    ``inner`` says that the first output goes no further than the caller, who may not change it in
+    place: the backward pass then needs it rather than ``x``, which most callers let go.
 
     Collective over ``moments.axes``. Differentiable in its first output; pieces may be uneven and
     empty. Statistics of short floats are kept in float32.
     """
-    out: tuple[Tensor, Tensor, Tensor]
-    out = _Standardize.apply(x, moments, eps, mesh)  # type: ignore[no-untyped-call]
-    return out
+    out, mean, var, _ = _Standardize.apply(x, moments, eps, mesh, inner)  # type: ignore[no-untyped-call]
+    return out, mean, var
 
 
 class _Standardize(Function):
+    """The scale is an output, so that a gradient of its gradient knows that it depends on ``x``."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, moments: Moments, eps: float, mesh: Mesh
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, x: Tensor, moments: Moments, eps: float, mesh: Mesh, inner: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mean, var = _global_moments(x, moments, mesh)
         scale = torch.rsqrt(var + eps)
         out = ((x - mean) * scale).to(x.dtype)
-        ctx.save_for_backward(out, scale)
-        ctx.moments, ctx.mesh = moments, mesh
-        ctx.mark_non_differentiable(mean, var)
-        return out, mean, var
+        ctx.save_for_backward(out if inner else x, mean, scale)
+        ctx.moments, ctx.mesh, ctx.inner = moments, mesh, inner
+        ctx.mark_non_differentiable(var)
+        ctx.set_materialize_grads(False)
+        return out, mean, var, scale
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None, None]:
-        out, scale = ctx.saved_tensors
-        dims = ctx.moments.dims
-        wide = scale.dtype
-        sums = torch.stack(
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_mean: Tensor | None, _: None, grad_scale: Tensor | None
+    ) -> tuple[Tensor, None, None, None, None]:
+        saved, mean, scale = ctx.saved_tensors
+        out = saved if ctx.inner else ((saved - mean) * scale).to(saved.dtype)
+        grad = torch.zeros_like(out) if grad is None else grad
+        dims, wide = ctx.moments.dims, scale.dtype
+        means = _mean_over_ranks(
             [
                 grad.sum(dims, keepdim=True, dtype=wide),
                 (grad * out).sum(dims, keepdim=True, dtype=wide),
-            ]
+            ],
+            ctx,
         )
-        means = reduce_sum_(sums, ctx.mesh, ctx.moments.axes) / ctx.moments.num
-        return ((grad - means[0] - out * means[1]) * scale).to(grad.dtype), None, None, None
+        home = (grad - means[0] - out * means[1]) * scale
+        if grad_mean is not None or grad_scale is not None:  # in a gradient of a gradient
+            ends = [torch.zeros_like(mean) if g is None else g for g in (grad_mean, grad_scale)]
+            means = _mean_over_ranks(ends, ctx)
+            home = home + means[0] - means[1] * scale.square() * out
+        return home.to(grad.dtype), None, None, None, None
+
+
+def _mean_over_ranks(sums: list[Tensor], ctx: Any) -> Tensor:
+    stacked = torch.stack(sums)
+    reduce = reduce_sum if torch.is_grad_enabled() else reduce_sum_
+    moments: Moments = ctx.moments
+    return reduce(stacked, ctx.mesh, moments.axes) / moments.num
 
 
 def _global_moments(x: Tensor, moments: Moments, mesh: Mesh) -> tuple[Tensor, Tensor]:

@@ -34,6 +34,7 @@ from hyperslab.nn.rules.spatial import (
     check_steps,
     check_weights,
     per_dim,
+    without_samples,
 )
 from hyperslab.nn.slab import Slab
 
@@ -101,6 +102,7 @@ def _make_conv(num_dims: int) -> None:
     function = getattr(F, f"conv{num_dims}d")
 
     @register(function)
+    @without_samples(num_dims)
     def conv(
         input: Slab,
         weight: Tensor,
@@ -133,7 +135,7 @@ def _run_conv(
 ) -> Tensor:
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
     busy = not plan.exchange.idle
-    if plan.halo and busy and local.numel() >= halo_conv.MIN_INTERIOR_NUMEL:
+    if plan.halo and busy and plan.halo.min_numel >= halo_conv.MIN_INTERIOR_NUMEL:
         return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
     window = fetch(local, plan.exchange, x.mesh)
     if plan.box:

@@ -1,0 +1,52 @@
+"""Gradients of gradients, as a gradient penalty takes them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hyperslab as hs
+from hyperslab.nn import halo_conv
+from hyperslab.testing import averaged, seeded
+
+SHAPE = (2, 4, 9, 6)
+CASES = {
+    "conv": lambda x, w: F.conv2d(x, w, padding=1) ** 2,
+    "conv, strided": lambda x, w: F.conv2d(x, w, stride=2) ** 2,
+    "batch norm": lambda x, w: F.batch_norm(F.conv2d(x, w), None, None, training=True) ** 3,
+    "group norm": lambda x, w: F.group_norm(F.conv2d(x, w), 2) ** 3,
+    "pool and mean": lambda x, w: (F.avg_pool2d(x * x, 3, 1, 1) * w.sum()) * x.mean(),
+    "transposed": lambda x, w: torch.tanh(F.conv_transpose2d(x, w)),
+    "softmax": lambda x, w: torch.softmax(x * w.sum(), 2),
+    "variance": lambda x, w: x * w.sum() * x.var(dim=(2, 3), keepdim=True),
+}
+
+
+def penalty(function, x, weight):
+    """The squared norm of the input's gradient, as WGAN-GP has it."""
+    out = function(x, weight)
+    coefficients = seeded(*out.shape, seed=1)
+    (grad,) = torch.autograd.grad(
+        (out * coefficients).sum(), x.local if isinstance(x, hs.Slab) else x, create_graph=True
+    )
+    return grad
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("axes", [{"height": 2}, {"sample": 2, "width": 2}], ids=str)
+def test_a_gradient_penalty_has_the_gradients_of_one_process(axes, name, monkeypatch):
+    monkeypatch.setattr(halo_conv, "MIN_INTERIOR_NUMEL", 1)
+    mesh = hs.init(**axes, device="cpu")
+    x, weight = seeded(*SHAPE), seeded(4, 4, 3, 3, seed=2)
+    grads = []
+    for parallel in (False, True):
+        leaf, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        taken = hs.shard(leaf, mesh) if parallel else leaf
+        grad = penalty(CASES[name], taken, w)
+        if parallel:
+            # The gradient of the sum of all ranks' losses is num_ranks times that of one loss.
+            grad = taken.with_local(grad / mesh.num_ranks)
+        (grad**2).sum().backward()
+        grads.append((leaf.grad, averaged(w, mesh) if parallel else w.grad))
+    for ours, serial in zip(*reversed(grads), strict=True):
+        torch.testing.assert_close(ours, serial, rtol=1e-9, atol=1e-9)
