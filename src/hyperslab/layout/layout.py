@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from zlib import crc32
 
@@ -41,14 +41,14 @@ class Layout:
 
     shape: tuple[int, ...]
     splits: tuple[Split | None, ...]
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Layouts are keys of every cache on the way of a step, so their hash is made once.
-        object.__setattr__(self, "_hash", hash((self.shape, self.splits)))
 
     def __hash__(self) -> int:
         return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Made once, because layouts are keys of every cache on the way of a step."""
+        return hash((self.shape, self.splits))
 
     def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
         # Hashes of strings differ from process to process, so a copy makes its own.

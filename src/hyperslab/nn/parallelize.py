@@ -16,6 +16,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
@@ -43,17 +44,25 @@ def parallelize(
     those of rank 0. Weights, buffers and torch's random state (dropout masks come from it) become
     those of rank 0. Keys of ``state_dict`` stay.
 
+    A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
+    two for HSDP), keeps what it was given there.
+
     Collective over the mesh.
     """
     _check(module, batch_stats)
     mesh = replace(mesh, batch_stats=batch_stats)
+    sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
     agree_on("the module given to parallelize", (shard_weights, batch_stats, _traits(module)), mesh)
-    broadcast_([*module.parameters(), *module.buffers()], mesh, "copying the weights of rank 0")
+    weights = [] if sharded else module.parameters()
+    broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
-    if shard_weights and mesh.num_ranks > 1:
+    if sharded:
+        _guard_views(module)
+    elif shard_weights and mesh.num_ranks > 1:
         _shard_weights(module, mesh)
-    _become_parallel(module, mesh, replicated=mesh.num_ranks > 1 and not shard_weights)
+    replicated = mesh.num_ranks > 1 and not shard_weights and not sharded
+    _become_parallel(module, mesh, replicated=replicated)
     return module
 
 
@@ -219,6 +228,31 @@ def _shard_weights(module: nn.Module, mesh: Mesh) -> None:
             fully_shard(layer, mesh=over)
     module.register_forward_hook(_without_views)
     fully_shard(module, mesh=over)
+
+
+def _is_sharded(module: nn.Module, mesh: Mesh) -> bool:
+    """Whether ``fully_shard`` spread the weights before: all of them, and over all ranks."""
+    over = {
+        name: weight.device_mesh.size() if isinstance(weight, DTensor) else None
+        for name, weight in module.named_parameters()
+    }
+    if not any(over.values()):
+        return False
+    for name, num_ranks in over.items():
+        if num_ranks != mesh.num_ranks:
+            spread = f"spread over {num_ranks} ranks" if num_ranks else "whole on every rank"
+            raise ConfigError(
+                f"{name} is {spread}, while other weights are DTensors and the mesh has "
+                f"{mesh.num_ranks} ranks: apply fully_shard to the whole module, last to itself, "
+                "over all ranks, or to no part of it (parallelize(..., shard_weights=True) does it)"
+            )
+    return True
+
+
+def _guard_views(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.register_forward_hook(_without_views, prepend=True)
 
 
 def _without_views(module: nn.Module, args: object, out: Any) -> Any:

@@ -2,6 +2,7 @@
 
 # No "from __future__ import annotations": DDP reads those of its hook as they are.
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,12 +17,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.library import custom_op
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import reduce_sum_
 from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES
 from hyperslab.nn.comparisons import Comparisons
+from hyperslab.nn.outputs import map_tensors, tensors_of
 
 
 class Replica:
@@ -54,7 +57,8 @@ class Replica:
         """Whether DDP has averaged all gradients since it was last told to."""
         self._travelling: list[Future[Tensor]] = []
         """Gradients on their way to and from the other ranks."""
-
+        self._by_hand = False
+        """Whether gradients are averaged after the backward pass, as DDP wants one of all."""
         self._number = len(_replicas)
         _replicas.append(weakref.ref(self))
 
@@ -65,13 +69,14 @@ class Replica:
             return self._body(*args, **kwargs)
         self._adopt_parameters()
         if self._ddp is None:
-            return self._body(*args, **kwargs)
-        with nullcontext() if self._sync else self._ddp.no_sync():
-            out = self._ddp(*args, **kwargs)
-        if self._sync:
+            out = self._body(*args, **kwargs)
+        else:
+            with nullcontext() if self._sync else self._ddp.no_sync():
+                out = self._ddp(*args, **kwargs)
+        if self._sync and self._averages:
             self._averaged = False
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+            for leaf in tensors_of(out):
+                if leaf.grad_fn is not None:
                     leaf.register_hook(self.before_backward)
         return out
 
@@ -80,7 +85,12 @@ class Replica:
         out = self._body.run(*args, **kwargs)
         if not torch.is_grad_enabled():
             return out
-        return tree_map_only(Tensor, lambda leaf: _leave(leaf, self._number), out)
+        if not tensors_of(out):
+            raise ConfigError(
+                f"there is no tensor to be found in the {type(out).__name__} that the module "
+                "returns: return Slabs or tensors in tuples, lists, dicts or dataclasses"
+            )
+        return map_tensors(lambda leaf: _leave(leaf, self._number), out)
 
     def after_forward(self) -> None:
         """Makes DDP expect a backward pass, without its own ``forward``."""
@@ -106,8 +116,14 @@ class Replica:
         self._travelling.append(average)
         return average
 
+    @property
+    def _averages(self) -> bool:
+        return self._by_hand or self._ddp is not None
+
     def _adopt_parameters(self) -> None:
         """Makes DDP know the parameters that want gradients now."""
+        if self._by_hand:
+            return
         now = [p for p in self._body.parameters() if p.requires_grad]
         if len(now) == len(self._trained) and all(map(_is, now, self._trained)):
             return
@@ -123,16 +139,16 @@ class Replica:
 
     def before_backward(self, grad: Tensor) -> None:
         current = torch._C._current_graph_task_id()
-        if current == self._pass or self._ddp is None:
+        if current == self._pass or not self._averages:
             return
         self._pass = current
-        if self._averaged:
+        if self._averaged and self._ddp is not None:
             self._ddp.reducer.prepare_for_backward([])
             self._averaged = False
         Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
-        """Raises if a rank is lost, or if some parameters were given gradients but not all.
+        """Averages what DDP did not, because some parameters were given no gradients.
 
         DDP has then averaged none or a part of them, which it would only tell in the next forward
         pass. A pass to inputs alone, by ``torch.autograd.grad``, gives none and is well.
@@ -142,23 +158,40 @@ class Replica:
             for average in travelling:
                 average.wait()
         self._comparisons.settle()
-        if self._averaged or self._ddp is None:
-            return
-        try:
-            self._ddp.reducer._rebuild_buckets()  # raises if DDP has begun and not finished
-        except RuntimeError:
-            raise ConfigError(self._say_unused()) from None
-        self._ddp.reducer.prepare_for_backward([])
+        if self._by_hand:
+            self._average_by_hand()
+        elif not self._averaged and self._ddp is not None:
+            try:
+                self._ddp.reducer._rebuild_buckets()  # raises if DDP has begun and not finished
+            except RuntimeError:
+                self._leave_ddp(self._ddp)
+                self._average_by_hand()
+            else:
+                self._ddp.reducer.prepare_for_backward([])
 
-    def _say_unused(self) -> str:
-        named = self._body.module.named_parameters()
-        unused = [name for name, p in named if p.requires_grad and p.grad is None]
-        return (
-            "gradients were not averaged over the ranks: the loss must depend on every parameter "
-            f"that requires a gradient, and on {', '.join(unused) or 'some'} it does not. Freeze "
-            "unused parameters with requires_grad_(False), or leave them out of the module; of "
-            "several losses take the sum, and one backward pass"
-        )
+    def _leave_ddp(self, ddp: DistributedDataParallel) -> None:
+        ddp._remove_autograd_hooks()
+        self._ddp, self._by_hand = None, True
+        if self._mesh.rank == 0:
+            named = self._body.module.named_parameters()
+            unused = [name for name, p in named if p.requires_grad and p.grad is None]
+            warnings.warn(
+                f"a backward pass gave no gradient to {', '.join(unused) or 'some parameters'}: "
+                "from now on gradients are averaged over the ranks after the backward pass, not "
+                "during it. Freeze parameters that are not used with requires_grad_(False), and "
+                "take one backward pass of the sum of several losses, to have that hidden",
+                stacklevel=2,
+            )
+
+    def _average_by_hand(self) -> None:
+        """Collective over all ranks, which run the same graph and so have the same gradients."""
+        grads = [p.grad for p in self._body.parameters() if p.grad is not None]
+        kinds = {grad.dtype: [g for g in grads if g.dtype == grad.dtype] for grad in grads}
+        for same in kinds.values():
+            flat = torch.cat([grad.flatten() for grad in same])
+            flat = reduce_sum_(flat, self._mesh, AXES) / self._mesh.num_ranks
+            for grad, mean in zip(same, flat.split([g.numel() for g in same]), strict=True):
+                grad.copy_(mean.view_as(grad))
 
 
 def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor]:
