@@ -181,6 +181,7 @@ def loss_of_rich(out):
 
 @pytest.mark.ranks
 @on_both
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_several_inputs_and_a_dataclass_of_outputs(axes, compiled):
     mesh = hs.init(**axes, device="cpu")
@@ -212,6 +213,14 @@ def test_hooks_of_modules_see_and_change_slabs():
         net.second.register_forward_pre_hook(lambda layer, args: (args[0] - 1,))
     step(hs.parallelize(module, mesh), plain, mesh)
     assert seen == [("Slab", (4, 4, 12, 9)), ("Tensor", (4, 4, 12, 9))]
+
+
+@pytest.mark.ranks(1)
+def test_full_backward_hooks_are_told_not_to_fire():
+    module, _ = two()
+    module.second.register_full_backward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match=r"do not fire on Slabs: those of second will not"):
+        hs.parallelize(module, hs.init(device="cpu"))
 
 
 @pytest.mark.ranks(2)

@@ -57,6 +57,7 @@ def parallelize(
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
+    _warn_of_backward_hooks(module, mesh)
     if sharded:
         _guard_views(module)
     elif shard_weights and mesh.num_ranks > 1:
@@ -160,6 +161,16 @@ def _check(module: nn.Module, batch_stats: str) -> None:
     for name, child in module.named_modules():
         if isinstance(child, Parallel):
             raise ConfigError(f"{name}, a part of the module, is parallelized already")
+
+
+def _warn_of_backward_hooks(module: nn.Module, mesh: Mesh) -> None:
+    hooked = [name for name, part in module.named_modules() if part._backward_hooks]
+    if hooked and mesh.rank == 0:
+        warnings.warn(
+            f"full backward hooks do not fire on Slabs: those of {', '.join(hooked)} will not; "
+            "hook the tensors themselves, x.local.register_hook, in a forward hook",
+            stacklevel=3,
+        )
 
 
 def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None:

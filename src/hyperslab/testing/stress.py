@@ -1,0 +1,93 @@
+"""Random networks on random meshes against one process."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import hyperslab as hs
+from hyperslab.testing.compare import seeded
+from hyperslab.testing.failure import RankError
+from hyperslab.testing.random_net import RandomNet, random_place
+from hyperslab.testing.team import Team
+
+TOLERANCE = 1e-8
+
+
+class Outcome(NamedTuple):
+    """What came of one network: ``right``, ``refused`` or ``wrong``, and why."""
+
+    seed: int
+    verdict: str
+    reason: str = ""
+
+
+def stress(seeds: range, timeout_seconds: float = 60.0) -> Iterator[Outcome]:
+    """Trains the network of each seed for a step on its mesh and in one process, and compares."""
+    with ExitStack() as stack:
+        teams: dict[int, Team] = {}
+        for seed in seeds:
+            num = math.prod(random_place(seed, RandomNet(seed).sample.shape).axes.values())
+            if num not in teams:
+                teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
+            try:
+                refusals = teams[num].run(check_network, seed)
+            except RankError as error:
+                yield Outcome(seed, "wrong", str(error))
+            else:
+                refused = next(filter(None, refusals), "")
+                yield Outcome(seed, "refused" if refused else "right", refused)
+
+
+def check_network(seed: int) -> str:
+    """Raises unless the network gives the numbers of one process; the words if it is refused."""
+    net = RandomNet(seed)
+    place = random_place(seed, net.sample.shape)
+    mesh = hs.init(**place.axes, device="cpu", timeout_seconds=20)
+    plain, ours = net, copy.deepcopy(net)
+    x, given = (net.sample.clone().requires_grad_() for _ in range(2))
+    loss = _loss(plain(x))
+    loss.backward()
+    if any(p.requires_grad for p in ours.parameters()):
+        ours = hs.parallelize(ours, mesh)
+    try:
+        our_loss = _loss(ours(hs.shard(given, mesh, cuts=place.cuts)))
+    except hs.UnsupportedOp as refusal:
+        return str(refusal)
+    our_loss.backward()
+    _close(our_loss, loss, "loss", seed, net)
+    _close(given.grad, x.grad, "gradient of the input", seed, net)
+    for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        _close(mine.grad, theirs.grad, f"gradient of {name}", seed, net)
+    for (name, buffer), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
+        _close(buffer, other, name, seed, net)
+    return ""
+
+
+def _loss(outputs: tuple[Any, ...]) -> Any:
+    parts = [(out * seeded(*out.shape, seed=n)).sum() for n, out in enumerate(outputs)]
+    return torch.stack([part / 10 for part in parts]).sum()
+
+
+def _close(
+    ours: Tensor | None, theirs: Tensor | None, what: str, seed: int, net: RandomNet
+) -> None:
+    if ours is None or theirs is None:
+        assert ours is theirs, f"seed {seed}: {what} is {ours}, not {theirs}\n{net.describe()}"
+        return
+    size = max(1.0, float(theirs.detach().abs().max())) if theirs.numel() else 1.0
+    torch.testing.assert_close(
+        ours.detach() / size,
+        theirs.detach() / size,
+        rtol=0,
+        atol=TOLERANCE,
+        check_dtype=False,
+        equal_nan=True,
+        msg=lambda text: f"seed {seed}: {what}: {text}\n{net.describe()}",
+    )

@@ -1,0 +1,29 @@
+"""Random networks on random meshes, a few of those that benchmarks/stress.py tries."""
+
+import pytest
+import torch
+
+from hyperslab.testing.random_net import RandomNet, random_place
+from hyperslab.testing.stress import Outcome, stress
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+
+
+def test_networks_are_drawn_by_their_seed():
+    one, same, other = RandomNet(3), RandomNet(3), RandomNet(4)
+    assert one.describe() == same.describe() != other.describe()
+    torch.testing.assert_close(one(one.sample), same(same.sample))
+    assert random_place(3, (2, 3, 8, 8)) == random_place(3, (2, 3, 8, 8))
+
+
+def test_random_networks_give_the_numbers_of_one_process_on_random_meshes():
+    outcomes = list(stress(range(60)))
+    assert [one for one in outcomes if one.verdict == "wrong"] == []
+    assert sum(one.verdict == "right" for one in outcomes) >= 55
+
+
+def test_a_network_that_hangs_is_wrong_and_the_next_is_tried():
+    first, second = stress(range(2), timeout_seconds=1e-3)
+    assert (first.seed, first.verdict) == (0, "wrong")
+    assert second.seed == 1
+    assert isinstance(second, Outcome)
