@@ -13,8 +13,8 @@ import warnings
 import click
 from rich.progress import track
 
-from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import stress
+from hyperslab.testing.random_net import random_place
+from hyperslab.testing.stress import draw_network, stress
 
 
 @click.command(help=__doc__)
@@ -28,7 +28,7 @@ def main(seed, count, verbose):
     for outcome in track(stress(seeds), "networks", total=count, transient=True):
         found[outcome.verdict] += 1
         if outcome.verdict == "wrong" or (verbose and outcome.verdict == "refused"):
-            place = random_place(outcome.seed, RandomNet(outcome.seed).sample.shape)
+            place = random_place(outcome.seed, draw_network(outcome.seed).sample.shape)
             print(f"seed {outcome.seed} on {place}: {outcome.verdict}: {outcome.reason}\n")
     counts = {verdict: found[verdict] for verdict in ("right", "refused", "wrong")}
     print(json.dumps({"networks": count, "first seed": seed, **counts}))

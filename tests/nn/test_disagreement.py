@@ -159,3 +159,25 @@ def test_an_error_of_torch_inside_a_model_says_in_which_module_and_on_what():
     notes = " ".join(caught.value.__notes__)
     assert "in 1, a Softmax" in notes
     assert "softmax of Slab(2x2x12x5, dim 2 split over height=2; rank" in notes
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_draw_different_masks_are_told_so():
+    mesh = hs.init(height=2, device="cpu")
+    model = hs.parallelize(nn.Sequential(nn.Conv2d(2, 2, 3), nn.Dropout(0.5)).double(), mesh)
+    x = hs.shard(seeded(*SHAPE), mesh)
+    torch.manual_seed(mesh.rank)
+    with torch.no_grad(), pytest.raises(hs.CommError, match=r"is randint with \d+ on rank 0 and"):
+        model(x)
+    torch.manual_seed(0)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+def test_different_values_are_refused_by_shard_and_rounding_is_not(dtype):
+    mesh = hs.init(height=2, device="cpu")
+    x = (seeded(*SHAPE) * 9).to(dtype)
+    with pytest.raises(hs.CommError, match="ranks differ in the values given to shard: where rank"):
+        hs.shard(x + mesh.rank, mesh)
+    hs.shard(x * (1 + 1e-9 * mesh.rank) if dtype.is_floating_point else x, mesh)
+    hs.shard(torch.full_like(x, torch.nan) if dtype.is_floating_point else x, mesh)

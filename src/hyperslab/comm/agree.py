@@ -68,6 +68,32 @@ def agree_on(what: str, value: object, mesh: Mesh) -> None:
     )
 
 
+def agree_about(what: str, values: Tensor, mesh: Mesh, advice: str) -> None:
+    """Raises on every rank unless all bring about the same ``values``: rounding may differ.
+
+    Collective over all ranks.
+    """
+    if mesh.num_ranks == 1:
+        return
+    mine = values.detach().to("cpu", torch.float64).nan_to_num()
+    ends = torch.cat([mine, -mine])
+    with contact(f"comparing {what}", mesh):
+        dist.all_reduce(ends, dist.ReduceOp.MAX, group=mesh.group)
+        high, low = ends[: len(mine)], -ends[len(mine) :]
+        if bool((high - low <= 1e-3 * torch.maximum(high.abs(), low.abs())).all()):
+            return
+        all_values = [torch.empty_like(mine) for _ in range(mesh.num_ranks)]
+        dist.all_gather(all_values, mine, group=mesh.group)
+    other = max(
+        range(mesh.num_ranks), key=lambda rank: float((all_values[rank] - all_values[0]).norm())
+    )
+    place = int((all_values[other] - all_values[0]).abs().argmax())
+    raise CommError(
+        f"ranks differ in {what}: where rank 0 has {all_values[0][place]:.6g}, rank {other} has "
+        f"{all_values[other][place]:.6g}; {advice}"
+    )
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What ranks ran, on its way to be compared; ``settle`` raises where they ran unlike things."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.comm.agree import agree, agree_on
+from hyperslab.comm.agree import agree, agree_about, agree_on
 from hyperslab.comm.fetch import fetch, memory_format_of
+from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
@@ -26,7 +28,7 @@ def shard(
     cuts: Cuts | None = None,
     axes: Sequence[str | None] | None = None,
 ) -> Slab:
-    """The Slab of ``tensor``, which every rank holds whole and alike.
+    """The Slab of ``tensor``, which every rank holds whole and alike (a few elements are compared).
 
     Dims map to axes by their number, as in (N, C, D, H, W); ``axes`` names them where that is not
     so, as for a label map: ``axes=("sample", "depth", "height", "width")``. ``cuts`` gives uneven
@@ -37,6 +39,12 @@ def shard(
     tensor = _checked(tensor, mesh)
     given = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, cuts, axes)
     agree_on("the tensors given to shard", given, mesh)
+    if tensor.numel() and not is_watched():
+        advice = (
+            "it takes the same whole tensor on every rank (seed and shuffle alike); from_local "
+            "takes pieces"
+        )
+        agree_about("the values given to shard", _probe(tensor), mesh, advice)
     layout = split_over(tuple(tensor.shape), mesh.grid, axes, cuts)
     if mesh.num_ranks == 1:
         return Slab(tensor, layout, mesh)
@@ -73,6 +81,14 @@ def from_local(
     if not piece.requires_grad:
         return Slab(piece, layout, mesh)
     return Slab(_Enter.apply(piece, layout, mesh), layout, mesh)  # type: ignore[no-untyped-call]
+
+
+def _probe(tensor: Tensor) -> Tensor:
+    """A few of its elements, spread over all of it."""
+    places = torch.linspace(0, tensor.numel() - 1, 32).long()
+    index = torch.unravel_index(places, tensor.shape)
+    found = tensor.detach()[tuple(i.to(tensor.device) for i in index)].flatten()
+    return found.abs() if found.is_complex() else found
 
 
 def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:

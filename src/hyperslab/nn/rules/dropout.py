@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.comm.graph import is_watched
+from hyperslab.comm.journal import journal
 from hyperslab.errors import ConfigError
 from hyperslab.layout import Box
 from hyperslab.nn.registry import register, unsupported
@@ -67,6 +69,8 @@ def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tenso
     checkpointing, which restores that generator, draws the same mask again.
     """
     bits = torch.randint(_WORD + 1, ())  # a tensor, as a compiled graph draws one in every step
+    if not is_watched():
+        journal.add(torch.randint, (int(bits),))  # ranks compare what they drew
     for dim, span in enumerate(box.spans[:num_dims]):
         index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
         bits = _mixed(bits ^ index.view(-1, *[1] * (len(box.spans) - 1 - dim)))
