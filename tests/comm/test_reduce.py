@@ -96,3 +96,25 @@ def test_gathered_tensors_come_in_the_order_of_the_ranks(axes):
     gathered = gather_stacked(seeded(6, 2, seed=mesh.rank).T, mesh, axes)
     expected = torch.stack([seeded(6, 2, seed=r).T for r in peers(mesh, axes)])
     assert torch.equal(gathered, expected)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("axes", AXES, ids="-".join)
+def test_the_gradient_of_gathered_tensors_goes_home_summed(axes):
+    mesh = init(sample=2, height=2)
+    x = seeded(3, 2, seed=mesh.rank).requires_grad_()
+    gathered = gather_stacked(x**3, mesh, axes)
+    (gathered * seeded(*gathered.shape, seed=10 + mesh.rank)).sum().backward()
+    ranks = peers(mesh, axes)
+    weights = sum(seeded(*gathered.shape, seed=10 + r) for r in ranks)[ranks.index(mesh.rank)]
+    torch.testing.assert_close(x.grad, weights * 3 * x.detach() ** 2)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint8, torch.bfloat16], ids=str)
+def test_every_dtype_is_gathered(dtype):
+    mesh = init(height=3)
+    x = torch.full((2, 0, 3), mesh.rank).to(dtype), torch.full((2, 3), mesh.rank).to(dtype)
+    for each in x:
+        expected = torch.stack([torch.full_like(each, r) for r in range(3)])
+        assert torch.equal(gather_stacked(each, mesh, ["height"]), expected)

@@ -51,6 +51,12 @@ def of_module(module):
 
 CASES = {
     "kernel 3": Case(lambda x, w, b: F.conv3d(x, w, b, padding=1), X5, ((6, 4, 3, 3, 3), (6,))),
+    "one sample": Case(
+        lambda x, w, b: F.conv3d(x.mean(0), w, b, padding=1), X5, ((6, 4, 3, 3, 3), (6,))
+    ),
+    "one sample, transposed": Case(
+        lambda x, w: F.conv_transpose3d(x.mean(0), w, stride=2), X5, ((4, 6, 3, 3, 3),)
+    ),
     "kernel 1": Case(lambda x, w: F.conv3d(x, w), X5, ((6, 4, 1, 1, 1),)),
     "kernel 1 of stride 2": Case(lambda x, w: F.conv3d(x, w, stride=2), X5, ((6, 4, 1, 1, 1),)),
     "stride 2": Case(lambda x, w, b: F.conv3d(x, w, b, 2, 1), X5, ((6, 4, 3, 3, 3), (6,))),
@@ -423,10 +429,10 @@ REFUSED = {
         hs.LayoutError,
         "padding must be 'same', 'valid' or numbers, got 'full'",
     ),
-    "unbatched input": (
-        lambda x, w: F.conv3d(x.mean(0), w),
+    "too few dims": (
+        lambda x, w: F.conv3d(x.mean((0, 1)), w),
         hs.UnsupportedOp,
-        "torch.nn.functional.conv3d .*dim 1 split over depth=3.* batched input has 5",
+        "torch.nn.functional.conv3d .*dim 0 split over depth=3.* batched input has 5, a sample 4",
     ),
     "split channels": (
         lambda x, w: F.conv3d(x.transpose(1, 2), w),

@@ -91,21 +91,32 @@ def test_any_flattened_tensor_equals_that_of_one_process(run, data, shape, input
     run(data.draw(places(shape)), check_flattened, tuple(shape), input_grads)
 
 
+def check_slab_weights(place):
+    """Weights that are whole, or of which each rank has some filters or columns."""
+    mesh = place.mesh()
+    x, weight, bias = seeded(3, 4, 10), seeded(6, 10, seed=1), seeded(6, seed=2)
+    for axes in ((None, None), ("width", None), (None, "width")):
+        w = hs.shard(weight, mesh, axes=axes)
+        b = hs.shard(bias, mesh, axes=axes[:1])
+        for slab in (x, hs.shard(x, mesh, axes=("sample", None, None))):
+            out = hs.gather(F.linear(slab, w, b))
+            torch.testing.assert_close(out, F.linear(x, weight, bias))
+
+
+def test_weights_may_be_slabs(run):
+    run(Place({"sample": 2, "width": 2}), check_slab_weights)
+
+
 REFUSED = {
     "a number": (
         lambda x: F.linear(hs.shard(torch.ones(()), x.mesh), torch.ones(2, 3)),
         hs.LayoutError,
         r"a weight of shape \(2, 3\) does not fit an input of shape \(\)",
     ),
-    "split weights": (
-        lambda x: F.linear(torch.ones(2, 10), x.mean((0, 1, 3))),
+    "filters split as the samples": (
+        lambda x: F.linear(x.mean((0, 1, 3)), x.mean((0, 1, 3))),
         hs.UnsupportedOp,
-        "linear .* all but its input must be plain tensors",
-    ),
-    "a product": (
-        lambda x: x @ torch.ones(10, 2),
-        hs.UnsupportedOp,
-        "torch.Tensor.(__)?matmul(__)? cannot run",
+        r"linear .* dim 0 of an operand of shape \(11, 10\) would have to be gathered over depth",
     ),
     "too many inputs": (
         lambda x: F.linear(x, torch.ones(2, 11, dtype=torch.float64)),

@@ -66,38 +66,224 @@ CASES = {
         lambda x: F.cross_entropy(x, TARGET[:, :, 0, 0, 0].softmax(1)),
         X2,
     ),
+    "likelihood": (lambda x: F.nll_loss(x, SOME) + F.nll_loss(x, CLASSES, WEIGHT), X5),
+    "likelihood, summed": (lambda x: F.nll_loss(x, SOME, WEIGHT, reduction="sum"), X5),
+    "likelihood of each": (lambda x: F.nll_loss(x, CLASSES, ignore_index=2, reduce=False), X5),
+    "likelihood of samples": (lambda x: nn.NLLLoss()(x.log_softmax(1), CLASSES[:, 0, 0, 0]), X2),
+    "smoothed, weighted, another ignored": (
+        lambda x: F.cross_entropy(x, CLASSES, WEIGHT, ignore_index=2, label_smoothing=0.2),
+        X5,
+    ),
     "entropy module": (lambda x: nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.1)(x, SOME), X5),
 }
 
 
-def check_case(place, name):
-    function, shape = CASES[name]
+def check_cases(place):
+    mesh = place.mesh()
+    for name, (function, shape) in CASES.items():
+        cuts = place.cuts_of(len(shape))
+        try:
+            assert_same_as_serial(function, [seeded(*shape)], mesh=mesh, cuts=cuts)
+        except Exception as error:
+            error.add_note(name)
+            raise
+
+
+def test_a_loss_equals_that_of_one_process(run, place):
+    run(place, check_cases)
+
+
+REDUCED = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "each": {"reduction": "none"},
+    "old sum": {"size_average": False},
+    "old each": {"reduce": False},
+}
+Y, POSITIVE = TARGET[:, :, 0], TARGET[:, :, 0].sigmoid()
+SIGNS, FAR = Y.sign(), Y[:, :, 0, 0]
+
+ELEMENTWISE = {
+    "l1": lambda x, how: F.l1_loss(x, Y, **how),
+    "smooth l1": lambda x, how: F.smooth_l1_loss(x, Y, beta=0.5, **how),
+    "smooth l1 without bend": lambda x, how: F.smooth_l1_loss(x, Y, beta=0.0, **how),
+    "binary": lambda x, how: F.binary_cross_entropy(x.sigmoid(), POSITIVE, WEIGHT[0], **how),
+    "binary, weighted": lambda x, how: F.binary_cross_entropy(
+        x.sigmoid(), POSITIVE, POSITIVE[:, :1], **how
+    ),
+    "logits": lambda x, how: F.binary_cross_entropy_with_logits(x, POSITIVE, **how),
+    "logits, weighted": lambda x, how: F.binary_cross_entropy_with_logits(
+        x, POSITIVE, weight=POSITIVE[0, 0], pos_weight=WEIGHT.view(4, 1, 1), **how
+    ),
+    "divergence": lambda x, how: F.kl_div(x.log_softmax(1), Y.softmax(1), **how),
+    "divergence of logarithms": lambda x, how: F.kl_div(x, Y, log_target=True, **how),
+    "poisson": lambda x, how: F.poisson_nll_loss(x, POSITIVE * 9, full=True, **how),
+    "poisson rates": lambda x, how: F.poisson_nll_loss(x.sigmoid(), POSITIVE, False, **how),
+    "soft margin": lambda x, how: F.soft_margin_loss(x, SIGNS, **how),
+    "hinge": lambda x, how: F.hinge_embedding_loss(x, SIGNS, margin=0.5, **how),
+    "ranking": lambda x, how: F.margin_ranking_loss(x, Y, SIGNS, 0.2, **how),
+    "several labels": lambda x, how: F.multilabel_soft_margin_loss(x, POSITIVE, WEIGHT[0], **how),
+}  # fmt: skip
+NEWER = {
+    "huber": lambda x, how: F.huber_loss(x, Y, delta=0.5, **how),
+    "huber, weighted": lambda x, how: F.huber_loss(x, Y, weight=POSITIVE, **how),
+    "l1, weighted": lambda x, how: F.l1_loss(x, Y, weight=POSITIVE, **how),
+    "gauss": lambda x, how: F.gaussian_nll_loss(x, Y, POSITIVE, full=True, **how),
+    "gauss of one": lambda x, how: F.gaussian_nll_loss(x, Y, POSITIVE[..., 0], **how),
+    "gauss of channels": lambda x, how: F.gaussian_nll_loss(x, Y, POSITIVE[:, :1], **how),
+    "gauss of a number": lambda x, how: F.gaussian_nll_loss(x, Y, 0.5, **how),
+    "learned variance": lambda x, how: F.gaussian_nll_loss(Y, POSITIVE, x.square(), **how),
+}  # fmt: skip
+PER_SAMPLE = {
+    "margins": lambda x, how: F.multi_margin_loss(x, CLASSES[:, 0, 0, 0], 2, weight=WEIGHT, **how),
+    "margins of several labels": lambda x, how: F.multilabel_margin_loss(x, LABELS, **how),
+    "cosines": lambda x, how: F.cosine_embedding_loss(x, FAR, SIGNS[:, 0, 0, 0], 0.1, **how),
+    "triplets": lambda x, how: F.triplet_margin_loss(x, FAR, Y[:, :, 0, 1], swap=True, **how),
+}  # fmt: skip
+LABELS = torch.tensor([[1, 2, -1, 0], [0, -1, 1, 1], [3, 2, 1, 0]])
+
+
+def check_losses(place, kind):
+    mesh = place.mesh()
+    losses = {"elementwise": ELEMENTWISE, "newer": NEWER, "per sample": PER_SAMPLE}[kind]
+    shape = X2 if kind == "per sample" else X4
     cuts = place.cuts_of(len(shape))
-    assert_same_as_serial(function, [seeded(*shape)], mesh=place.mesh(), cuts=cuts)
+    for name, loss in losses.items():
+        for how, options in REDUCED.items():
+            if kind == "newer" and "old" in how:
+                continue
+            try:
+                assert_same_as_serial(
+                    lambda x, loss=loss, options=options: loss(x, options),
+                    [seeded(*shape)],
+                    mesh=mesh,
+                    cuts=cuts,
+                )
+            except Exception as error:
+                error.add_note(f"{name}: {how}")
+                raise
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_loss_equals_that_of_one_process(run, place, name):
-    run(place, check_case, name)
+LOSS_PLACES = [
+    Place({"height": 3}, {"height": [0, 5, 5, 9]}),
+    Place({"sample": 2, "width": 2}, {"sample": [0, 0, 3], "width": [0, 3, 10]}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("kind", ["elementwise", "newer", "per sample"])
+@pytest.mark.parametrize("place", LOSS_PLACES, ids=str)
+def test_every_other_loss_equals_that_of_one_process(run, place, kind):
+    run(place, check_losses, kind)
+
+
+def dice(scores, labels):
+    """A soft Dice loss as its users write it."""
+    truth = F.one_hot(labels, 4).movedim(-1, 1).to(scores.dtype)
+    guess = scores.softmax(1)
+    dims = tuple(range(2, scores.ndim))
+    shared = (guess * truth).sum(dims)
+    return 1 - ((2 * shared + 1) / (guess.sum(dims) + truth.sum(dims) + 1)).mean()
+
+
+def scattered_dice(scores, labels):
+    truth = torch.zeros_like(scores).scatter_(1, labels.unsqueeze(1), 1)
+    guess = torch.sigmoid(scores).flatten(2)
+    truth = truth.flatten(2)
+    return 1 - (2 * (guess * truth).sum(-1) / (guess + truth).sum(-1)).mean(1)
+
+
+def focal(scores, labels):
+    each = F.cross_entropy(scores, labels, reduction="none")
+    return ((1 - torch.exp(-each)) ** 2 * each).mean()
+
+
+def tversky(scores, labels):
+    guess = scores.softmax(1)[:, 1]
+    truth = (labels == 1).double()
+    hits, extra = torch.sum(guess * truth), torch.sum(guess * (1 - truth))
+    return 1 - hits / (hits + 0.3 * extra + 0.7 * ((1 - guess) * truth).sum())
+
+
+def contrast(scores, labels):
+    vectors = F.normalize(scores.mean((2, 3, 4)), dim=1)
+    return F.cosine_similarity(vectors, vectors.mean(0, keepdim=True)).sum() + labels.sum() * 0
+
+
+def check_written_losses(place):
+    mesh, cuts = place.mesh(), place.cuts_of(5)
+    along = ("sample", "depth", "height", "width")
+    target = hs.shard(CLASSES, mesh, axes=along, cuts=cuts)
+    for loss in (dice, scattered_dice, focal, tversky, contrast):
+        try:
+            assert_same_as_serial(
+                lambda x, loss=loss: loss(x, target if isinstance(x, hs.Slab) else CLASSES),
+                [seeded(*X5)],
+                mesh=mesh,
+                cuts=cuts,
+            )
+        except Exception as error:
+            error.add_note(loss.__name__)
+            raise
+
+
+def test_losses_written_in_plain_torch_equal_those_of_one_process(run, place):
+    run(place, check_written_losses)
+
+
+def check_wrong_values(place, name):
+    function, words = WRONG[name]
+    x = hs.shard(seeded(*X5), place.mesh(), cuts=place.cuts_of(5))
+    with pytest.raises((hs.CommError, IndexError, RuntimeError, ValueError), match=words):
+        function(x)
+
+
+LAST = SOME.clone()
+LAST[-1, -1, -1, -1] = 7  # on one rank
+WRONG = {
+    "a label": (lambda x: F.cross_entropy(x, LAST), "Target 7 is out of bounds"),
+    "a label of a likelihood": (lambda x: F.nll_loss(x, LAST), "Target 7 is out of bounds"),
+    "a probability": (
+        lambda x: F.binary_cross_entropy(x - 4, TARGET),
+        "all elements of input should be between 0 and 1",
+    ),
+    "a variance": (
+        lambda x: F.gaussian_nll_loss(x, x, LAST.unsqueeze(1) * 0 - (LAST == 7).unsqueeze(1) * 1.0),
+        "var has negative entry",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_on_one_rank_stops_all(run, name):
+    run(Place({"depth": 3}, {"depth": [0, 5, 5, 11]}), check_wrong_values, name)
 
 
 PAIRS = {
     "mse": F.mse_loss,
     "mse of each": lambda x, y: F.mse_loss(x, y, reduction="none"),
     "mse weighted": lambda x, y: F.mse_loss(x, y, weight=y.square()),
+    "l1 of each": lambda x, y: F.l1_loss(x, y, reduction="none"),
+    "logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid(), y.detach()),
+    "gauss": lambda x, y: F.gaussian_nll_loss(x, y, y.square()),
+    "divergence": lambda x, y: F.kl_div(x, y.softmax(1), reduction="batchmean"),
     "probabilities": lambda x, y: F.cross_entropy(x, y.sigmoid()),
     "probabilities, weighted": lambda x, y: F.cross_entropy(x, y.sigmoid(), WEIGHT),
 }
 
 
-def check_pair(place, name):
-    cuts = [place.cuts_of(5), None]
-    assert_same_as_serial(PAIRS[name], [seeded(*X5), TARGET], mesh=place.mesh(), cuts=cuts)
+def check_pairs(place):
+    mesh, cuts = place.mesh(), [place.cuts_of(5), None]
+    for name, function in PAIRS.items():
+        try:
+            assert_same_as_serial(function, [seeded(*X5), TARGET], mesh=mesh, cuts=cuts)
+        except Exception as error:
+            error.add_note(name)
+            raise
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_loss_between_slabs_of_other_cuts_equals_that_of_one_process(run, place, name):
-    run(place, check_pair, name)
+def test_a_loss_between_slabs_of_other_cuts_equals_that_of_one_process(run, place):
+    run(place, check_pairs)
 
 
 def check_split_targets(place):
@@ -238,11 +424,25 @@ REFUSED = {
         hs.LayoutError,
         r"weight of shape \(1,\) for errors of shape \(3, 4, 11, 9, 10\)",
     ),
-    "another loss": (lambda x: F.l1_loss(x, x), hs.UnsupportedOp, "l1_loss cannot run"),
     "split class weights": (
-        lambda x: F.cross_entropy(x, SOME, x.mean((0, 2, 3, 4))),
+        lambda x: F.cross_entropy(seeded(*X5), SOME, x[0, 0, :4, 0, 0]),
         hs.UnsupportedOp,
-        "all but its input must be plain tensors",
+        "a dim along which it compares is split",
+    ),
+    "split vectors": (
+        lambda x: F.triplet_margin_loss(*[x.transpose(2, 4)] * 3),
+        hs.UnsupportedOp,
+        "triplet_margin_loss .* a dim along which it compares is split",
+    ),
+    "probabilities of another shape": (
+        lambda x: F.binary_cross_entropy(x, TARGET[:1]),
+        hs.LayoutError,
+        "binary_cross_entropy of an input of shape .* give them one shape",
+    ),
+    "sequences": (
+        lambda x: F.ctc_loss(x[0, 0], SOME[0, 0], torch.ones(9), torch.ones(9)),
+        hs.UnsupportedOp,
+        "ctc_loss cannot run",
     ),
 }
 

@@ -26,6 +26,10 @@ CASES = {
     "once around": (lambda x: F.pad(x, (10, 10, 9, 9, 11, 11), mode="circular"), X5),
     "reflect and crop": (lambda x: F.pad(x, (2, -2, -3, 1, -4, 4), mode="reflect"), X5),
     "replicate and crop": (lambda x: F.pad(x, (2, -2, -3, 1, -4, 4), mode="replicate"), X5),
+    "around and crop": (lambda x: F.pad(x, (2, -2, -3, 1, -4, 4), mode="circular"), X5),
+    "around what is left": (lambda x: F.pad(x, (0, 0, 0, 0, 7, -4), mode="circular"), X5),
+    "one sample": (lambda x: F.pad(x.sum(0), (1, 2, 3, 0, 2, 5), mode="reflect"), X5),
+    "transposed": (lambda x: F.pad(x.transpose(1, 2), (1, 2, 0, 0, 1, 1, 2, -5)), X5),
     "crop": (lambda x: F.pad(x, (-2, -2, -1, 0, -3, -4)), X5),
     "2-d": (lambda x: F.pad(x, (1, 2, 3, 0), "reflect"), X4),
     "1-d": (lambda x: F.pad(x, (3, 4), "circular"), X3),
@@ -71,8 +75,11 @@ def pads(draw):
     ends = []
     for n in reversed(shape if mode == "constant" and draw(st.booleans()) else extents):
         most = {"reflect": n - 1, "circular": n}.get(mode, 7)
-        least = 0 if mode == "circular" else -((n - 1) // 2)
-        ends += draw(st.lists(st.integers(least, max(0, most)), min_size=2, max_size=2))
+        low, high = draw(
+            st.lists(st.integers(-((n - 1) // 2), max(0, most)), min_size=2, max_size=2)
+        )
+        left = n + min(low, 0) + min(high, 0)
+        ends += (min(low, left), min(high, left)) if mode == "circular" else (low, high)
     return Pad(shape, tuple(ends), mode)
 
 
@@ -121,10 +128,15 @@ REFUSED = {
         hs.UnsupportedOp,
         "torch.nn.functional.pad .*there is no mode='mirror'",
     ),
-    "around and cropped": (
-        lambda x: F.pad(x, (0, 0, 0, 0, -1, 2), "circular"),
+    "around what is left": (
+        lambda x: F.pad(x, (0, 0, 0, 0, -4, 8), "circular"),
+        hs.LayoutError,
+        r"circular padding of \(-4, 8\) does not fit an extent of 11",
+    ),
+    "too few dims": (
+        lambda x: F.pad(x, (1, 1), "reflect"),
         hs.UnsupportedOp,
-        r"circular padding of \(-1, 2\) along a split dim is not supported",
+        "there is no reflect padding of 1 of 5 dims",
     ),
 }
 

@@ -47,6 +47,22 @@ CASES = {
     "average 2-d": (lambda x: F.avg_pool2d(x, [3, 2], [2, 1], [0, 1]), X4),
     "average 1-d": (lambda x: F.avg_pool1d(x, (4,), 3, 2, count_include_pad=False), X3),
     "average module": (nn.AvgPool3d(2, padding=1, count_include_pad=False), X5),
+    "power average": (lambda x: F.lp_pool3d(x, 2, 3, 2), X5),
+    "power average, rounded up": (
+        lambda x: F.lp_pool3d(x.abs(), 3.0, (2, 3, 2), ceil_mode=True),
+        X5,
+    ),
+    "power average of zeros": (lambda x: F.lp_pool2d(x.relu(), 2.0, 2, stride=1), X4),
+    "power average 1-d": (lambda x: F.lp_pool1d(x, 2, 3), X3),
+    "largest by power": (lambda x: F.lp_pool2d(x, float("inf"), 2), X4),
+    "smallest by power": (lambda x: F.lp_pool2d(x, -float("inf"), 2), X4),
+    "power average module": (nn.LPPool3d(2, 2), X5),
+    "max of one sample": (lambda x: F.max_pool3d(x.mean(0), 3, 2, 1), X5),
+    "average of one sample": (lambda x: F.avg_pool3d(x.mean(0), 3, 2, 1), X5),
+    "of channels that are split": (
+        lambda x: F.max_pool2d(x.transpose(1, 2), 3, 2, 1) + F.avg_pool2d(x.transpose(1, 2), 2, 2),
+        X4,
+    ),
     "both": (lambda x: F.max_pool3d(x, 3, 1, 1) * F.avg_pool3d(x, 3, 1, 1), X5),
 }
 
@@ -115,6 +131,62 @@ def test_any_pool_equals_that_of_one_process(run, data, pool, channels_last):
     run(data.draw(places(pool.shape)), check_pool, pool, channels_last)
 
 
+def check_indices(place, pool, x):
+    """Both outputs of a pool that gives indices."""
+    whole, expected = pool(x)
+    out, indices = pool(hs.shard(x, place.mesh(), cuts=place.cuts_of(x.ndim)))
+    assert out.layout == indices.layout
+    assert indices.dtype == expected.dtype
+    torch.testing.assert_close(hs.gather(out), whole, equal_nan=True)
+    torch.testing.assert_close(hs.gather(indices), expected, rtol=0, atol=0)
+
+
+INDEXED = {
+    "3-d": (lambda x: F.max_pool3d(x, 3, 2, 1, return_indices=True), X5),
+    "3-d, dilated": (lambda x: F.max_pool3d_with_indices(x, 3, 1, 1, 2, True), X5),
+    "2-d": (lambda x: F.max_pool2d(x, 2, None, 0, 1, True, True), X4),
+    "1-d": (lambda x: F.max_pool1d(x, 3, return_indices=True), X3),
+    "1-d by torch": (lambda x: torch.max_pool1d_with_indices(x, 3, 1, 1), X3),
+    "2-d module": (nn.MaxPool2d((3, 2), (1, 2), (1, 0), return_indices=True), X4),
+    "one sample": (lambda x: F.max_pool2d(x.sum(0), 3, 2, 1, return_indices=True), X4),
+}
+
+
+def numbers(shape, kind):
+    """Random numbers, or many equal ones, with NaNs, or such that padding is no lower."""
+    x = seeded(*shape)
+    if kind == "ties":
+        return (x * 1.5).round()
+    if kind == "nan":
+        return x.masked_fill(x > 1.2, float("nan"))
+    return x.masked_fill(x > -1.0, -float("inf")) if kind == "lowest" else x
+
+
+def check_indices_case(place, name):
+    function, shape = INDEXED[name]
+    for kind in ("any", "ties", "nan", "lowest"):
+        check_indices(place, function, numbers(shape, kind))
+
+
+INDEXED_ON = [{"depth": 2}, {"height": 4}, {"depth": 2, "height": 2, "width": 2}, {"sample": 2}]
+
+
+@pytest.mark.parametrize("axes", INDEXED_ON, ids=str)
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_are_those_in_the_global_tensor(run, name, axes):
+    run(Place(axes), check_indices_case, name)
+
+
+def check_lowest(place):
+    x = numbers(X5, "lowest")
+    mesh, cuts = place.mesh(), place.cuts_of(5)
+    assert_same_as_serial(lambda x: F.max_pool3d(x, 3, 2, 1), [x], mesh=mesh, cuts=cuts)
+
+
+def test_no_gradient_goes_to_the_padding(run, place):
+    run(place, check_lowest)
+
+
 def check_ties(place):
     x = (seeded(*X5) * 1.5).round()  # many equal numbers: the first of a window gets the gradient
     mesh, cuts = place.mesh(), place.cuts_of(5)
@@ -173,15 +245,15 @@ REFUSED = {
         hs.LayoutError,
         "divisor_override must not be 0",
     ),
-    "indices": (
-        lambda x: F.max_pool3d(x, 2, return_indices=True),
+    "random windows": (
+        lambda x: F.fractional_max_pool3d(x, 2, output_size=4),
         hs.UnsupportedOp,
-        "max_pool3d_with_indices cannot run on a tensor of 3x4x11x9x10, dim 2 split over depth=3",
+        "fractional_max_pool3d cannot run on a tensor of 3x4x11x9x10, dim 2 split over depth=3",
     ),
-    "unbatched input": (
-        lambda x: F.max_pool3d(x.mean(0), 2),
+    "too many dims": (
+        lambda x: F.max_pool2d(x, 2),
         hs.UnsupportedOp,
-        "it has 4 dims, and batched input has 5",
+        "it has 5 dims, and batched input has 4, a sample 3",
     ),
 }
 

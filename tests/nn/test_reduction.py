@@ -1,4 +1,4 @@
-"""Sums, means and global pools over any dims, on every mesh."""
+"""Reductions over any dims, on every mesh."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
-examples = settings(max_examples=150, deadline=None)
+examples = settings(max_examples=100, deadline=None)
 X5, X4, X3 = (3, 4, 11, 9, 10), (3, 4, 9, 10), (3, 4, 10)
 
 CASES = {
@@ -33,6 +33,19 @@ CASES = {
         lambda x: (x - x.mean((0, 2, 3), keepdim=True)).abs().mean((0, 2, 3)),
         X4,
     ),
+    "numbers among others": (lambda x: torch.nansum(holey(x), (2, 0)) + holey(x).nansum(), X5),
+    "their mean": (lambda x: torch.nanmean(holey(x), 2, True) + holey(x).nanmean(), X5),
+    "product": (lambda x: torch.prod(x, 2) + x.prod(dim=-1, keepdim=True).sum(2), X4),
+    "product of all": (lambda x: (x / 2 + 1).prod(), X3),
+    "product with a zero": (lambda x: (x * (x != x.amax())).prod(2), X4),
+    "product with zeros": (lambda x: x.relu().prod(2) + x.relu().prod(), X4),
+    "variances": (lambda x: x.var() + torch.var(x, 2) + x.var((0, 2), False, True).sum(2), X5),
+    "variances, corrected": (lambda x: x.var(2, correction=3) + torch.var(x, False), X5),
+    "deviations": (lambda x: x.std(2) + torch.std(x, dim=[0, 4], keepdim=True).sum(2), X5),
+    "deviations of what is all alike": (lambda x: (x * 0 + x.detach().sum()).std(2), X5),
+    "moments": (lambda x: sum(torch.var_mean(x, 2)) + sum(torch.std_mean(x, (0, 2))), X5),
+    "far from zero": (lambda x: (x + 1e6).var((0, 2, 3, 4)), X5),
+    "to a size": (lambda x: x.sum_to_size(3, 1, 11, 1, 10) + x.sum_to_size((9, 1)), X5),
     "pool to one": (lambda x: F.adaptive_avg_pool3d(x, 1), X5),
     "pool to ones": (lambda x: F.adaptive_avg_pool3d(input=x, output_size=(1, 1, 1)), X5),
     "pool to one 2-d": (lambda x: F.adaptive_avg_pool2d(x, [1, 1]), X4),
@@ -41,15 +54,26 @@ CASES = {
 }
 
 
-def check_case(place, name):
-    function, shape = CASES[name]
-    cuts = place.cuts_of(len(shape))
-    assert_same_as_serial(function, [seeded(*shape)], mesh=place.mesh(), cuts=cuts)
+def holey(x):
+    return x.masked_fill(x < -0.5, torch.nan)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_reduction_equals_that_of_one_process(run, place, name):
-    run(place, check_case, name)
+def check_cases(place):
+    mesh = place.mesh()
+    for name, (function, shape) in CASES.items():
+        cuts = place.cuts_of(len(shape))
+        tolerance = 1e-5 if name == "far from zero" else 1e-10  # as far as 1e6 + x is exact
+        try:
+            assert_same_as_serial(
+                function, [seeded(*shape)], mesh=mesh, cuts=cuts, tolerance=tolerance
+            )
+        except Exception as error:
+            error.add_note(name)
+            raise
+
+
+def test_a_reduction_equals_that_of_one_process(run, place):
+    run(place, check_cases)
 
 
 class Reduction(NamedTuple):
@@ -61,16 +85,23 @@ class Reduction(NamedTuple):
     keepdim: bool
 
     def __call__(self, x):
-        return getattr(x, self.kind)(self.dims, self.keepdim)
+        if self.kind == "norm":
+            return x.norm(3, self.dims, self.keepdim)
+        return getattr(x, self.kind)(dim=self.dims, keepdim=self.keepdim)
+
+
+KINDS = ["sum", "mean", "nansum", "var", "std", "amax", "amin", "logsumexp", "norm"]
 
 
 @st.composite
 def reductions(draw):
-    kind = draw(st.sampled_from(["sum", "mean"]))
-    least = 0 if kind == "sum" else 1
+    kind = draw(st.sampled_from(KINDS))
+    least = {"sum": 0, "nansum": 0, "logsumexp": 0, "var": 2, "std": 2}.get(kind, 1)
     shape = tuple(draw(st.lists(st.integers(least, 6), min_size=1, max_size=5)))
     dim = st.integers(-len(shape), len(shape) - 1)
-    dims = draw(dim | st.lists(dim, unique_by=lambda d: d % len(shape)).map(tuple))
+    fewest = 1 if kind in ("var", "std", "logsumexp") else 0  # torch fails, or its gradient
+    dims = st.lists(dim, min_size=fewest, unique_by=lambda d: d % len(shape)).map(tuple)
+    dims = draw(dim | dims)
     return Reduction(kind, shape, dims, draw(st.booleans()))
 
 
@@ -107,6 +138,33 @@ def test_dtypes_are_those_of_one_process(run, place):
     run(place, check_dtypes)
 
 
+def check_truths(place):
+    mesh, cuts = place.mesh(), place.cuts_of(4)
+    x = (seeded(*X4) * 2).round()
+    for dtype in (torch.float64, torch.bfloat16, torch.int16, torch.uint8, torch.bool):
+        whole = x.to(dtype)
+        slab = hs.shard(whole, mesh, cuts=cuts)
+        for function in (
+            lambda x: x.any(), lambda x: x.all(), lambda x: torch.any(x, 2),
+            lambda x: torch.all(x, dim=(0, 2), keepdim=True), lambda x: (x == x).all(-1),
+            lambda x: x.any(()), lambda x: x.all(dim=[]),
+            lambda x: x.count_nonzero(), lambda x: torch.count_nonzero(x, dim=(2, 0)),
+        ):  # fmt: skip
+            out, expected = hs.gather(function(slab)), function(whole)
+            assert out.dtype == expected.dtype
+            assert torch.equal(out, expected)
+    assert torch.equal(slab, slab)
+    assert not torch.equal(slab, hs.shard(~whole, mesh))
+    slab = hs.shard(x, mesh, cuts=cuts)
+    assert slab.allclose(x + 1e-9)
+    assert not torch.allclose(slab, x.where(x != x.amax(), 0))
+    assert not slab.equal(x[:1])
+
+
+def test_truths_and_counts_equal_those_of_one_process(run, place):
+    run(place, check_truths)
+
+
 def check_numbers_agree(place):
     mesh = place.mesh()
     x = hs.shard(seeded(*X5), mesh, cuts=place.cuts_of(5))
@@ -126,12 +184,8 @@ REFUSED = {
         hs.UnsupportedOp,
         "torch.sum cannot run .* out= is not supported",
     ),
-    "a pool to two": (
-        lambda x: F.adaptive_avg_pool3d(x, 2),
-        hs.UnsupportedOp,
-        r"adaptive_avg_pool3d .* its output size \(2, 2, 2\) is not 1 along a split dim",
-    ),
-    "largest": (lambda x: x.max(), hs.UnsupportedOp, "torch.Tensor.max cannot run"),
+    "mean of what integers are numbers": (lambda x: x.int().nanmean(), TypeError, "nanmean wants"),
+    "variance of integers": (lambda x: x.int().var(2), RuntimeError, "floating point"),
 }
 
 

@@ -11,6 +11,7 @@ from hyperslab.layout.exchange import (
     plan_recut as plan_recut,
     plan_windows as plan_windows,
 )
+from hyperslab.layout.folded import FoldedRows as FoldedRows
 from hyperslab.layout.grid import AXES as AXES, Grid as Grid
 from hyperslab.layout.halo import (
     HaloPlan as HaloPlan,
@@ -24,7 +25,23 @@ from hyperslab.layout.layout import (
     Split as Split,
     split_over as split_over,
 )
-from hyperslab.layout.reshape import infer_shape as infer_shape, plan_reshape as plan_reshape
+from hyperslab.layout.pick import (
+    Chosen as Chosen,
+    Entry as Entry,
+    Indexed as Indexed,
+    Strided as Strided,
+    plan_index as plan_index,
+)
+from hyperslab.layout.pooled import (
+    AdaptiveWindow as AdaptiveWindow,
+    UnpaddedStart as UnpaddedStart,
+)
+from hyperslab.layout.resample import Resampling as Resampling
+from hyperslab.layout.reshape import (
+    infer_shape as infer_shape,
+    merges_dims as merges_dims,
+    plan_reshape as plan_reshape,
+)
 from hyperslab.layout.span import Span as Span
 from hyperslab.layout.window import (
     Reads as Reads,

@@ -53,6 +53,14 @@ def _merges(before: Sequence[int], after: Sequence[int]) -> list[_Merge]:
 
 
 @lru_cache(maxsize=4096)
+def merges_dims(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
+    """Whether a dim of ``after`` is made of several of ``before`` that are longer than 1."""
+    return any(
+        sum(before[dim] != 1 for dim in merge.inputs) > 1 for merge in _merges(before, after)
+    )
+
+
+@lru_cache(maxsize=4096)
 def plan_reshape(source: Layout, shape: tuple[int, ...]) -> tuple[Layout, Layout]:
     """The layout to bring a tensor to before each rank reshapes its piece, and the layout after.
 
@@ -64,7 +72,8 @@ def plan_reshape(source: Layout, shape: tuple[int, ...]) -> tuple[Layout, Layout
         return source.whole_along(source.split_dims), Layout.unsplit(shape)
     gathered, splits = [], dict[int, Split]()
     for merge in _merges(source.shape, shape):
-        for dim in merge.inputs:
+        # Where two dims lead, the one of extent 1 is soon gathered.
+        for dim in sorted(merge.inputs, key=lambda dim: source.shape[dim] == 1):
             if (split := source.splits[dim]) is None:
                 continue
             cut = _carried(source, dim, split, shape, merge)

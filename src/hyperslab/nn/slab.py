@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Grid, Layout
-from hyperslab.nn.registry import dispatch
+from hyperslab.nn.registry import dispatch, unsupported
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,8 +29,16 @@ class Slab:
     local: Tensor
     layout: Layout
     mesh: Mesh
+    is_view: bool = False
+    """Whether it shares the memory of another Slab."""
+    is_part: bool = False
+    """Whether that is, or may be, longer along a split dim.
+
+    The pieces then do not tell whether the whole has gaps in memory: some may be whole themselves.
+    """
 
     __array_ufunc__ = None  # so that numpy leaves ``np.float64(2) * x`` to us
+    _run = staticmethod(dispatch)  # what computes a function of Slabs of this class
 
     @classmethod
     def __torch_function__(
@@ -40,16 +48,21 @@ class Slab:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return dispatch(func, args, kwargs or {})
+        return cls._run(func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
-        """The tensor's method ``name``, by its rule."""
-        method = getattr(Tensor, name, None)
-        if callable(method) and not name.startswith("__"):  # copy, pickle and numpy ask for those
-            return partial(_call, method, self)
+        """The tensor's method or attribute ``name``, by its rule."""
+        found = getattr(Tensor, name, None)
+        if callable(found) and not name.startswith("__"):  # copy, pickle and numpy ask for those
+            return partial(_call, found, self)
+        why = f"a Slab has no attribute {name!r}"
+        if found is not None and not name.startswith("_") and name not in _FIELDS:
+            try:
+                return self._run(found.__get__, (self,), {})
+            except UnsupportedOp as refusal:
+                why = str(refusal)
         raise AttributeError(
-            f"a Slab has no attribute {name!r}: hyperslab.gather(x) gives the whole tensor, "
-            "x.local this rank's piece"
+            f"{why}: hyperslab.gather(x) gives the whole tensor, x.local this rank's piece"
         )
 
     @property
@@ -73,6 +86,11 @@ class Slab:
     @property
     def device(self) -> torch.device:
         return self.local.device
+
+    @property
+    def data(self) -> Slab:
+        """The same memory outside the autograd graph."""
+        return self.viewed(self.local.data, self.layout)
 
     @property
     def requires_grad(self) -> bool:
@@ -106,23 +124,75 @@ class Slab:
     def element_size(self) -> int:
         return self.local.element_size()
 
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
+        """Calls ``hook`` with the gradient, on one rank; several hold parts of its sum."""
+        self._check_alone(Tensor.register_hook)
+        return self.local.register_hook(hook)
+
+    def retain_grad(self) -> None:
+        """Keeps the gradient, on one rank; several hold parts of its sum."""
+        self._check_alone(Tensor.retain_grad)
+        self.local.retain_grad()
+
+    def _check_alone(self, function: Callable[..., Any]) -> None:
+        if self.mesh.num_ranks > 1:
+            why = "each rank holds a part of a gradient of all ranks' losses, not the gradient"
+            raise unsupported(function, self, why)
+
     def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("a Slab without dims has no length")
         return self.layout.shape[0]
 
-    def __iter__(self) -> Iterator[Never]:
-        raise TypeError(
-            "a Slab cannot be iterated over: hyperslab.gather(x) gives the whole tensor"
-        )
+    def __iter__(self) -> Iterator[Slab | Tensor]:
+        if not self.ndim:
+            raise TypeError("a Slab without dims cannot be iterated over")
+        if not self.is_floating_point() and not self.is_complex():
+            # In plain[x] torch iterates over x, and takes its items for indices of several dims.
+            why = "as an index it would be taken for a tuple: use x.unbind(0), or gather it"
+            raise unsupported(Tensor.__iter__, self, why)
+        return iter(self.unbind(0))
 
     def __array__(self, *_: object, **__: object) -> Never:
         raise TypeError("a Slab is no array: hyperslab.gather(x) gives the whole tensor")
 
+    def __dlpack__(self, *_: object, **__: object) -> Never:
+        """What torch.as_tensor, torch.tensor and others like them ask for."""
+        raise UnsupportedOp(
+            "torch.as_tensor and others that make a plain tensor cannot run on a Slab: leave them "
+            "out, or call hyperslab.gather(x) first to have the whole tensor on every rank"
+        )
+
+    __dlpack_device__ = __dlpack__
+
     def __bool__(self) -> bool:
-        raise TypeError("a Slab has no truth value: hyperslab.gather(x) gives the whole tensor")
+        return bool(self._number("truth value"))
+
+    def __int__(self) -> int:
+        return int(self._number("value as one number"))
+
+    def __float__(self) -> float:
+        return float(self._number("value as one number"))
+
+    def __complex__(self) -> complex:
+        return complex(self._number("value as one number"))
+
+    def _number(self, what: str) -> Any:
+        """The only element. Collective over the mesh, if an axis splits it."""
+        if self.numel() != 1:
+            raise TypeError(f"a Slab has no {what}: hyperslab.gather(x) gives the whole tensor")
+        return self.item()
+
+    def __format__(self, spec: str) -> str:
+        return object.__format__(self, spec) if self.ndim else format(self.item(), spec)
 
     def with_local(self, local: Tensor, layout: Layout | None = None) -> Slab:
         """A Slab on the same mesh with another piece, and another layout if one is given."""
         return Slab(local, layout or self.layout, self.mesh)
+
+    def viewed(self, local: Tensor, layout: Layout, *, is_part: bool = False) -> Slab:
+        """A Slab on the same mesh whose piece is a view of this one's."""
+        return Slab(local, layout, self.mesh, True, self.is_part or is_part)
 
     def on(self, mesh: Mesh) -> Slab:
         """This Slab with the settings of ``mesh``, which has the same ranks in the same places."""
@@ -147,22 +217,23 @@ def check_one_grid(grids: Iterable[Grid]) -> None:
         )
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return dispatch(function, args, kwargs)
+def _call(function: Callable[..., Any], x: Slab, /, *args: Any, **kwargs: Any) -> Any:
+    return x._run(function, (x, *args), kwargs)
 
 
 _OPERATORS = """
-    add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv floordiv rfloordiv mod rmod
-    pow rpow ipow matmul rmatmul neg pos abs invert and rand or ror xor rxor eq ne lt le gt ge
-    getitem setitem
+    add radd iadd sub rsub isub mul rmul imul truediv rtruediv itruediv floordiv rfloordiv ifloordiv
+    mod rmod imod pow rpow ipow matmul rmatmul neg pos abs invert and rand iand or ror ior xor rxor
+    ixor lshift rlshift ilshift rshift rrshift irshift eq ne lt le gt ge getitem setitem contains
+    reversed
 """
 
 
 def _operator(name: str) -> Callable[..., Any]:
     function = getattr(Tensor, name)
 
-    def operate(*args: Any) -> Any:
-        return dispatch(function, args, {})
+    def operate(x: Slab, *args: Any) -> Any:
+        return x._run(function, (x, *args), {})
 
     operate.__name__ = name
     return operate
@@ -173,6 +244,31 @@ for _name in _OPERATORS.split():
 Slab.__hash__ = object.__hash__  # type: ignore[method-assign]  # __eq__ compares elements
 
 
+_FIELDS = ("local", "layout", "mesh")
+_CHANGE_LAYOUT = """
+    squeeze_ unsqueeze_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_ as_strided_ set_
+"""
+
+
+def _refusal(name: str) -> Callable[..., Never]:
+    function = getattr(Tensor, name)
+
+    def refuse(x: Slab, *args: Any, **kwargs: Any) -> Never:
+        raise unsupported(function, x, f"a Slab's layout is fixed: use {name.rstrip('_')}")
+
+    return refuse
+
+
+for _name in _CHANGE_LAYOUT.split():
+    setattr(Slab, _name, _refusal(_name))
+
+
+def getter(name: str) -> Callable[..., Any]:
+    """The function that reads the attribute ``name`` of a tensor, to register a rule for."""
+    get: Callable[..., Any] = getattr(Tensor, name).__get__
+    return get
+
+
 def is_slab(leaf: object) -> bool:
     """For ``tree_map(..., is_leaf=is_slab)``, which otherwise looks into Slabs."""
     return isinstance(leaf, Slab)
@@ -181,7 +277,7 @@ def is_slab(leaf: object) -> bool:
 # FSDP2 finds the tensors in a module's inputs and outputs this way.
 register_pytree_node(
     Slab,
-    lambda slab: ([slab.local], (slab.layout, slab.mesh)),
+    lambda slab: ([slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)),
     lambda leaves, context: Slab(*leaves, *context),
     serialized_type_name="hyperslab.Slab",
 )

@@ -20,6 +20,7 @@ from hyperslab.nn.rules.spatial import (
     check_steps,
     check_weights,
     per_dim,
+    without_samples,
 )
 from hyperslab.nn.slab import Slab
 
@@ -28,6 +29,7 @@ def _make_conv_transpose(num_dims: int) -> None:
     function = getattr(F, f"conv_transpose{num_dims}d")
 
     @register(function)
+    @without_samples(num_dims)
     def conv_transpose(
         input: Slab,
         weight: Tensor,

@@ -14,6 +14,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.nn.align import check_operands, localize
 from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.rules.reduction import widened
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.standardize import Moments, standardize
 
@@ -22,8 +23,12 @@ def _per_channel(t: Tensor, ndim: int) -> Tensor:
     return t.view(-1, *[1] * (ndim - 2))
 
 
+def _is_affine(weight: Tensor | None, bias: Tensor | None) -> bool:
+    return weight is not None or bias is not None
+
+
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """``x * weight + bias``, in ``x``'s dtype, as torch's norms give it."""
+    """``x * weight + bias``, in ``x``'s dtype, as torch's norms give it; ``x`` without both."""
     weight = None if weight is None else weight.to(x.dtype)
     bias = None if bias is None else bias.to(x.dtype)
     if weight is not None and bias is not None:
@@ -96,8 +101,8 @@ def batch_norm(
         )
     if not count:
         return x.with_local(_affine_per_channel(x.local, weight, bias))
-    moments = Moments(dims, axes, count)
-    local, mean, var = standardize(x.local, moments, eps, x.mesh)
+    moments, inner = Moments(dims, axes, count), _is_affine(weight, bias)
+    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
     if running_mean is not None:
         _update(running_mean, mean.flatten(), momentum)
     if running_var is not None:
@@ -133,7 +138,8 @@ def instance_norm(
     axes = x.layout.axes_of(dims)
     if not axes and running_mean is None and running_var is None and x.local.numel():
         return x.with_local(F.instance_norm(x.local, None, None, weight, bias, True, momentum, eps))
-    local, mean, var = standardize(x.local, Moments(tuple(dims), axes, count), eps, x.mesh)
+    moments, inner = Moments(tuple(dims), axes, count), _is_affine(weight, bias)
+    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
     # Only with running statistics, or ranks that have samples (above) would not take part.
     if running_mean is not None:
         _update(running_mean, _sample_mean(mean, x), momentum)
@@ -171,8 +177,8 @@ def group_norm(
     if not count:
         return x.with_local(_affine_per_channel(x.local, weight, bias))
     moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
-    local = standardize(grouped, moments, eps, x.mesh)[0].view(x.local.shape)
-    return x.with_local(_affine_per_channel(local, weight, bias))
+    local = standardize(grouped, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
+    return x.with_local(_affine_per_channel(local.view(x.local.shape), weight, bias))
 
 
 @register(F.layer_norm, torch.layer_norm)
@@ -186,18 +192,46 @@ def layer_norm(
 ) -> Slab:
     """Layer norm over the last dims; their weights are cut as the dims are."""
     x = check_operands(F.layer_norm, input, weight, bias)
-    num, fits = len(normalized_shape), tuple(normalized_shape)
-    if not 0 < num <= x.ndim or fits != x.layout.shape[x.ndim - num :]:
-        raise LayoutError(f"layer_norm over {fits} does not fit the shape {tuple(x.shape)}")
-    for t in (weight, bias):
-        if t is not None and tuple(t.shape) != fits:
-            raise LayoutError(f"layer_norm over {fits} with a weight of shape {tuple(t.shape)}")
-    dims = tuple(range(x.ndim - num, x.ndim))
+    dims = _last_dims(F.layer_norm, x, normalized_shape, weight, bias)
     axes = x.layout.axes_of(dims)
     if not axes:
         return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
     moments = Moments(dims, axes, math.prod(normalized_shape))
     box = x.box
-    local = standardize(x.local, moments, eps, x.mesh)[0]
+    local = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
     ends = [None if t is None else localize(t, x.layout, box) for t in (weight, bias)]
     return x.with_local(_affine(local, *ends))
+
+
+def _last_dims(
+    function: Any, x: Slab, normalized_shape: Sequence[int], *weights: Tensor | None
+) -> tuple[int, ...]:
+    """The dims of ``normalized_shape``, if those of ``x`` and of the weights are such."""
+    num, fits = len(normalized_shape), tuple(normalized_shape)
+    name = function.__name__
+    if not 0 < num <= x.ndim or fits != x.layout.shape[x.ndim - num :]:
+        raise LayoutError(f"{name} over {fits} does not fit the shape {tuple(x.shape)}")
+    for t in weights:
+        if t is not None and tuple(t.shape) != fits:
+            raise LayoutError(f"{name} over {fits} with a weight of shape {tuple(t.shape)}")
+    return tuple(range(x.ndim - num, x.ndim))
+
+
+@register(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    input: Slab,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Slab:
+    """``input`` divided by the root of its mean square over the last dims."""
+    x = check_operands(F.rms_norm, input, weight)
+    dims = _last_dims(F.rms_norm, x, normalized_shape, weight)
+    axes = x.layout.axes_of(dims)
+    if not axes:
+        return x.with_local(F.rms_norm(x.local, list(normalized_shape), weight, eps))
+    wide = widened(x.local)
+    squares = reduce_sum(wide.square().sum(dims, keepdim=True), x.mesh, axes)
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    local = (wide * torch.rsqrt(squares / math.prod(normalized_shape) + eps)).to(x.dtype)
+    return x.with_local(_affine(local, localize(weight, x.layout, x.box), None))

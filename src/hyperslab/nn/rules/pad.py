@@ -42,6 +42,7 @@ def pad(
             f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims"
         )
     ends = {x.ndim - 1 - i: (pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)}
+    _check_mode(x, len(ends), mode)
     for dim, pair in ends.items():
         _check_ends(x, dim, pair, mode)
     split = {dim: pair for dim, pair in ends.items() if dim in x.layout.split_dims and any(pair)}
@@ -49,27 +50,31 @@ def pad(
     if mode == "constant":
         out = _pad_constant(out, split, 0.0 if value is None else value)
     else:
+        cropped = {dim: (min(0, below), min(0, above)) for dim, (below, above) in split.items()}
+        around = mode == "circular"  # what is left after cropping goes around
+        out = _pad_constant(out, cropped, 0.0) if around else out
         for dim, (below, above) in split.items():
             out = _pad_from_inside(out, dim, (max(0, below), max(0, above)), mode)
-        cropped = {dim: (min(0, below), min(0, above)) for dim, (below, above) in split.items()}
-        out = _pad_constant(out, cropped, 0.0)
+        out = out if around else _pad_constant(out, cropped, 0.0)
     # torch gives a copy where there is nothing to add, so that one may write into it.
     aliased = out.local is x.local or out.local._is_view()
     return out.with_local(out.local.clone()) if aliased else out
 
 
+def _check_mode(x: Slab, num_padded: int, mode: str) -> None:
+    if mode not in ("constant", "reflect", "replicate", "circular"):
+        raise unsupported(F.pad, x, f"there is no mode={mode!r}")
+    if mode != "constant" and not (x.ndim - num_padded in (1, 2) and 0 < num_padded < 4):
+        raise unsupported(F.pad, x, f"there is no {mode} padding of {num_padded} of {x.ndim} dims")
+
+
 def _check_ends(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> None:
     """Raises, on all ranks alike, where torch would refuse to pad ``dim`` by ``ends``."""
     extent = x.layout.shape[dim]
-    limits = {"reflect": extent - 1, "circular": extent, "replicate": math.inf if extent else 0}
-    if mode not in (*limits, "constant"):
-        raise unsupported(F.pad, x, f"there is no mode={mode!r}")
-    if mode == "circular" and min(ends) < 0 and x.layout.splits[dim]:
-        raise unsupported(
-            F.pad, x, f"circular padding of {ends} along a split dim is not supported"
-        )
     left = min(extent + sum(ends), extent + ends[0], extent + ends[1])
-    if left < 0 or max(ends) > limits.get(mode, math.inf):
+    cropped = extent + min(0, ends[0]) + min(0, ends[1])
+    limits = {"reflect": extent - 1, "circular": cropped, "replicate": math.inf if extent else 0}
+    if left < 0 or max(ends) > max(0, limits.get(mode, math.inf)):
         raise LayoutError(
             f"{mode} padding of {ends} does not fit an extent of {extent} (dim {dim})"
         )

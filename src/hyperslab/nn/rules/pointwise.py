@@ -14,25 +14,35 @@ from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
-    abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh atan
-    atanh bfloat16 bitwise_not bool ceil celu clamp clamp_max clamp_min clip clone conj
-    conj_physical contiguous cos cosh cpu cuda deg2rad detach digamma double elu empty_like erf
-    erfc erfinv exp exp2 expm1 fill_ fix float floor frac full_like gelu half hardshrink
-    hardsigmoid hardswish hardtanh i0 int isfinite isinf isnan isneginf isposinf isreal leaky_relu
-    lgamma log log10 log1p log2 logical_not logit logsigmoid long mish nan_to_num neg negative
-    ones_like positive rad2deg reciprocal relu relu6 requires_grad_ round rsqrt selu sgn short
-    sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square tan tanh
-    tanhshrink threshold trunc type zero_ zeros_like __neg__ __pos__ __abs__ __invert__
+    abs absolute acos acosh airy_ai angle arccos arccosh arcsin arcsinh arctan arctanh asin asinh
+    atan atanh bessel_j0 bessel_j1 bessel_y0 bessel_y1 bfloat16 bitwise_not bool byte cdouble ceil
+    celu cfloat chalf char clamp clamp_max clamp_min clip clone conj conj_physical cos
+    cosh cpu cuda deg2rad digamma double elu empty_like entr erf erfc erfcx erfinv exp exp2
+    expit expm1 fill fix float floor frac frexp full_like gammaln gelu half hardshrink hardsigmoid
+    hardswish hardtanh i0 i0e i1 i1e int isfinite isinf isnan isneginf isposinf isreal leaky_relu
+    lgamma log log10 log1p log2 log_ndtr logical_not logit logsigmoid long mish modified_bessel_i0
+    modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 multigammaln mvlgamma nan_to_num ndtr
+    ndtri neg negative ones_like pin_memory positive psi rad2deg reciprocal relu relu6
+    requires_grad_ resolve_conj resolve_neg round rsqrt scaled_modified_bessel_k0
+    scaled_modified_bessel_k1 selu sgn short sigmoid sign signbit silu sin sinc sinh softplus
+    softshrink softsign spherical_bessel_j0 sqrt square tan tanh tanhshrink threshold trunc type
+    zero_ zeros_like __neg__ __pos__ __abs__ __invert__
 """
 _BROADCASTING = """
-    add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_or bitwise_xor copysign div divide eq
-    float_power floor_divide fmax fmin fmod ge greater greater_equal gt heaviside hypot isclose
-    ldexp le lerp less less_equal logaddexp logaddexp2 logical_and logical_or logical_xor lt
-    masked_fill maximum minimum mul multiply ne nextafter not_equal pow remainder rsub sub
-    subtract true_divide where xlogy __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__
-    __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __mod__
-    __rmod__ __pow__ __rpow__ __ipow__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __eq__
-    __ne__ __lt__ __le__ __gt__ __ge__
+    add addcdiv addcmul arctan2 atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift
+    bitwise_xor chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v
+    chebyshev_polynomial_w complex copysign div divide eq float_power floor_divide fmax fmin fmod
+    gammainc gammaincc gcd ge greater greater_equal gt heaviside hermite_polynomial_h
+    hermite_polynomial_he hypot igamma igammac isclose laguerre_polynomial_l lcm ldexp le
+    legendre_polynomial_p lerp less less_equal logaddexp logaddexp2 logical_and logical_or
+    logical_xor lt masked_fill maximum minimum mul multiply ne nextafter not_equal polar polygamma
+    pow remainder rsub shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u
+    shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w sub subtract true_divide where
+    xlog1py xlogy zeta __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__
+    __truediv__ __rtruediv__ __itruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__
+    __rpow__ __ipow__ __and__ __rand__ __or__ __ror__ __xor__ __rxor__ __eq__ __ne__ __lt__ __le__
+    __gt__ __ge__ __lshift__ __rlshift__ __ilshift__ __rshift__ __rrshift__ __irshift__ __iand__
+    __ior__ __ixor__ __ifloordiv__ __imod__
 """
 
 
@@ -92,6 +102,9 @@ def _result(function: Callable[..., Any], local: Any, like: Slab) -> Any:
     """The Slab of what ``function`` made of the pieces; ``NotImplemented`` and such as they are."""
     if isinstance(local, Tensor):
         return Slab(local, like.layout, like.mesh)
+    if isinstance(local, torch.return_types.frexp):
+        slabs: Any = tuple(_result(function, each, like) for each in local)
+        return torch.return_types.frexp(slabs)
     if isinstance(local, tuple):  # indices within the piece: torch.where of one argument
         raise unsupported(function, like, "it gives indices")
     return local
@@ -117,6 +130,20 @@ def _prelu(input: Slab, weight: Tensor) -> Slab:
     if 1 in x.layout.split_dims:
         raise unsupported(torch.prelu, x, "its channels are split")
     return x.with_local(torch.prelu(x.local, weight))
+
+
+@register(F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_)
+def rrelu(
+    input: Slab,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Slab:
+    """The leaky ReLU with the mean of both slopes; in training it would draw one an element."""
+    if training:
+        raise unsupported(F.rrelu, input, "it draws random numbers, which differ between ranks")
+    return F.leaky_relu(input, (lower + upper) / 2, inplace)  # type: ignore[arg-type, return-value]
 
 
 for _function in (*_functions(_UNARY), *_functions(_BROADCASTING)):

@@ -1,4 +1,4 @@
-"""Max and average pools in 1 to 3 dims."""
+"""Max, average and power-average pools in 1 to 3 dims."""
 
 from __future__ import annotations
 
@@ -12,11 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.comm.graph import unwatched
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout, Span, Window, Windowed, plan_windows
-from hyperslab.nn.nothing import nothing
-from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.rules.spatial import check_extents, check_spatial, check_steps, per_dim
+from hyperslab.layout import (
+    Layout,
+    Span,
+    UnpaddedStart,
+    Window,
+    Windowed,
+    plan_windows,
+)
+from hyperslab.nn.registry import register
+from hyperslab.nn.rules.spatial import (
+    check_batch,
+    check_extents,
+    check_steps,
+    global_indices,
+    no_outputs,
+    per_dim,
+    result_dtype,
+    without_samples,
+)
 from hyperslab.nn.slab import Slab
 
 
@@ -55,26 +71,24 @@ def _overhang(window: Window, extent: int) -> Window:
 
 def _fetch_window(
     function: Callable[..., Any], x: Slab, windows: tuple[Window, ...], fill: float
-) -> tuple[Tensor, Windowed, list[int]]:
-    """The inputs of this rank's outputs, the plan, and the padding left for the local pool."""
+) -> tuple[Tensor, Windowed]:
+    """The inputs of this rank's outputs, and the plan."""
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
     check_extents(function, x, planned.output)
-    pads = [
-        0 if split else w.padding for split, w in zip(x.layout.splits[2:], windows, strict=True)
-    ]
-    return fetch(x.local, planned.exchange, x.mesh, fill=fill), planned, pads
+    return fetch(x.local, planned.exchange, x.mesh, fill=fill), planned
 
 
-def _no_outputs(function: Callable[..., Any], window: Tensor, planned: Windowed) -> Tensor:
-    """The output of a rank that owns none of it, in the dtype that autocast gives the others'."""
-    dtype = function(window.new_zeros((1,) * window.ndim), 1).dtype
-    return nothing(planned.box.shape, window.to(dtype))
+def _no_outputs(function: Callable[..., Any], x: Slab, window: Tensor, planned: Windowed) -> Tensor:
+    return no_outputs(planned.box.shape, window, result_dtype(lambda t: function(t, 1), x))
 
 
 def _make_max_pool(num_dims: int) -> None:
     function = getattr(F, f"max_pool{num_dims}d")
+    name = f"max_pool{num_dims}d_with_indices"
+    both = [getattr(space, name, None) for space in (F, torch, torch._C._nn)]
 
     @register(function, getattr(torch, f"max_pool{num_dims}d"))
+    @without_samples(num_dims)
     def max_pool(
         input: Slab,
         kernel_size: int | Sequence[int],
@@ -83,23 +97,65 @@ def _make_max_pool(num_dims: int) -> None:
         dilation: int | Sequence[int] = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> Slab:
-        x = check_spatial(function, input, num_dims)
-        if return_indices:
-            raise unsupported(function, x, "return_indices=True is not supported")
-        windows = _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
+    ) -> Slab | tuple[Slab, Slab]:
+        x = check_batch(function, input, num_dims)
+        # The first of a window's numbers counts if all are lowest, so padding must not come first.
+        windows = tuple(
+            UnpaddedStart(w.kernel, w.stride, w.padding, w.dilation, w.extra)
+            for w in _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
+        )
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        window, planned, pads = _fetch_window(function, x, windows, lowest)
-        if not planned.box:
-            return x.with_local(_no_outputs(function, window, planned), planned.output)
-        local = function(window, kernel_size, stride, pads, dilation, ceil_mode)
-        return x.with_local(local, planned.output)
+        window, planned = _fetch_window(function, x, windows, lowest)
+        if planned.box:
+            pads = _pads_at_start(x.layout, windows, planned)
+            args = (window, kernel_size, stride, pads, dilation, ceil_mode)
+            found = function(*args, return_indices)
+            out, indices = found if return_indices else (found, found)
+        else:
+            out = _no_outputs(function, x, window, planned)
+            indices = torch.empty_like(out, dtype=torch.int64)
+        values = x.with_local(_as_many(out, planned.box.shape), planned.output)
+        if not return_indices:
+            return values
+        starts = [span.start for span in planned.exchange.wanted.spans[2:]]
+        flat = global_indices(indices, window.shape[2:], starts, x.layout.shape[2:])
+        return values, x.with_local(_as_many(flat, planned.box.shape), planned.output)
+
+    @register(*filter(None, both))
+    def max_pool_with_indices(
+        input: Slab,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = True,
+    ) -> Slab | tuple[Slab, Slab]:
+        """``max_pool`` and, whatever ``return_indices`` says, the indices."""
+        return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+
+
+def _pads_at_start(
+    source: Layout, windows: Sequence[UnpaddedStart], planned: Windowed
+) -> list[int]:
+    """What the local pool pads: before the tensor's start, and the whole of dims that are whole."""
+    spans = planned.box.spans[2:]
+    return [
+        w.padding_before(span) if split else w.padding
+        for w, span, split in zip(windows, spans, source.splits[2:], strict=True)
+    ]
+
+
+def _as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first elements of ``x``: padding at both ends makes outputs that are not wanted."""
+    return x if x.shape == shape else x[tuple(map(slice, shape))]
 
 
 def _make_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"avg_pool{num_dims}d")
 
     @register(function)
+    @without_samples(num_dims)
     def avg_pool(
         input: Slab,
         kernel_size: int | Sequence[int],
@@ -109,19 +165,19 @@ def _make_avg_pool(num_dims: int) -> None:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Slab:
-        x = check_spatial(function, input, num_dims)
+        x = check_batch(function, input, num_dims)
         if divisor_override == 0:
             raise LayoutError("divisor_override must not be 0")
         windows = _pool_windows(x, kernel_size, stride, padding, 1, ceil=ceil_mode)
         override = {} if divisor_override is None else {"divisor_override": divisor_override}
-        if not any(x.layout.splits[2:]):
-            local = function(
-                x.local, kernel_size, stride, padding, ceil_mode, count_include_pad, **override
-            )
-            return x.with_local(local, Layout((x.shape[0], *local.shape[1:]), x.layout.splits))
-        window, planned, pads = _fetch_window(function, x, windows, 0.0)
+        window, planned = _fetch_window(function, x, windows, 0.0)
         if not planned.box:
-            return x.with_local(_no_outputs(function, window, planned), planned.output)
+            return x.with_local(_no_outputs(function, x, window, planned), planned.output)
+        splits = x.layout.splits[2:]
+        if not any(splits):
+            args = kernel_size, stride, padding, ceil_mode, count_include_pad
+            return x.with_local(function(window, *args, **override), planned.output)
+        pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
         if divisor_override is not None or not any(w.padding or w.extra for w in windows):
             local = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
             return x.with_local(local, planned.output)
@@ -141,6 +197,7 @@ def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bo
 
 
 @lru_cache(maxsize=1024)
+@unwatched()  # what is kept must have values
 def _counts(
     windows: tuple[Window, ...],
     outputs: tuple[Span, ...],
@@ -159,6 +216,33 @@ def _counts(
     return total
 
 
+def _make_lp_pool(num_dims: int) -> None:
+    function = getattr(F, f"lp_pool{num_dims}d")
+    max_pool = getattr(F, f"max_pool{num_dims}d")
+    avg_pool = getattr(F, f"avg_pool{num_dims}d")
+
+    @register(function)
+    def lp_pool(
+        input: Slab,
+        norm_type: float,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        ceil_mode: bool = False,
+    ) -> Slab:
+        """The root of the sum of powers, made of the average of powers as torch makes it."""
+        x: Any = input
+        if norm_type == math.inf:
+            return max_pool(x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
+        if norm_type == -math.inf:
+            return -max_pool(-x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
+        means = avg_pool(x.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+        # This is the mean itself, but for its gradient, which is zero where the mean is.
+        mean = means.local.sign() * F.relu(means.local.abs())
+        sums = mean * math.prod(per_dim(kernel_size, num_dims))
+        return means.with_local(sums.pow(1.0 / norm_type))  # type: ignore[no-any-return]
+
+
 for _num_dims in (1, 2, 3):
     _make_max_pool(_num_dims)
     _make_avg_pool(_num_dims)
+    _make_lp_pool(_num_dims)

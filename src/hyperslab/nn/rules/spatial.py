@@ -1,16 +1,19 @@
-"""What convolutions and pools have in common."""
+"""What convolutions, pools and other functions of spatial dims have in common."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hyperslab.errors import ConfigError, LayoutError
-from hyperslab.layout import Layout
-from hyperslab.nn.registry import integers, unsupported
+from hyperslab.layout import Layout, Split
+from hyperslab.nn.nothing import nothing
+from hyperslab.nn.registry import Rule, integers, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -77,12 +80,46 @@ def autocast(x: Slab, weight: Tensor, bias: Tensor | None) -> tuple[Slab, Tensor
     return x.with_local(cast(x.local)), cast(weight), None if bias is None else cast(bias)
 
 
-def check_spatial(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
-    """``x``, if it has a sample dim and a whole channel dim before its spatial dims."""
+def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
+    """Makes a rule for (samples, channels, spatial dims) one for (channels, spatial dims) too."""
+
+    def wrap(rule: Rule) -> Rule:
+        @wraps(rule)
+        def either(input: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(input, Slab) or input.ndim != num_dims + 1:
+                return rule(input, *args, **kwargs)
+            out = rule(one_sample(input), *args, **kwargs)
+            return tuple(map(_its_sample, out)) if isinstance(out, tuple) else _its_sample(out)
+
+        return either  # type: ignore[return-value]
+
+    return wrap
+
+
+def one_sample(x: Slab) -> Slab:
+    """``x`` as the only sample of a batch."""
+    layout = Layout((1, *x.layout.shape), (None, *x.layout.splits))
+    return x.with_local(x.local.unsqueeze(0), layout)
+
+
+def _its_sample(x: Slab) -> Slab:
+    return x.with_local(x.local.squeeze(0), Layout(x.layout.shape[1:], x.layout.splits[1:]))
+
+
+def check_batch(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
+    """``x``, if it has a sample and a channel dim before its spatial dims."""
     if x.ndim != num_dims + 2:
         raise unsupported(
-            function, x, f"it has {x.ndim} dims, and batched input has {num_dims + 2}"
+            function,
+            x,
+            f"it has {x.ndim} dims, and batched input has {num_dims + 2}, a sample {num_dims + 1}",
         )
+    return x
+
+
+def check_spatial(function: Callable[..., Any], x: Slab, num_dims: int) -> Slab:
+    """``x``, if it has a sample dim and a whole channel dim before its spatial dims."""
+    check_batch(function, x, num_dims)
     if x.layout.splits[1]:
         raise unsupported(function, x, "its channels are split")
     return x
@@ -95,3 +132,43 @@ def check_extents(function: Callable[..., Any], x: Slab, layout: Layout) -> None
             f"{function.__name__}: the kernel does not fit the padded input of shape "
             f"{tuple(x.shape)}; the output would have shape {layout.shape}"
         )
+
+
+def scaled(split: Split | None, factor: int) -> Split | None:
+    """``split`` when every index stands for ``factor`` indices."""
+    return split and Split(split.axis, split.cuts.scaled(factor))
+
+
+def result_dtype(run: Callable[[Tensor], Tensor], x: Slab) -> torch.dtype:
+    """The dtype that ``run`` gives a tensor like ``x``: under autocast it may be another."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x.dtype
+    return run(x.local.new_zeros((1,) * x.ndim)).dtype
+
+
+def no_outputs(shape: tuple[int, ...], x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The output of a rank that owns none of it, in the dtype of the other ranks' outputs."""
+    return nothing(shape, x.to(dtype))
+
+
+def global_indices(
+    indices: Tensor,
+    shape: Sequence[int],
+    sources: Sequence[int | Tensor],
+    extents: Sequence[int],
+) -> Tensor:
+    """Flat indices into the global tensor's spatial dims from ``indices`` into a local tensor's.
+
+    ``shape`` is the local tensor's along the spatial dims and ``extents`` the global one's.
+    ``sources[dim]`` says where the local indices of a dim lie in the global tensor: one by one, or
+    in a row from the one given.
+    """
+    if tuple(shape) == tuple(extents) and all(isinstance(s, int) and not s for s in sources):
+        return indices
+    total, sizes = torch.zeros_like(indices), list(shape)
+    for source, extent in zip(sources, extents, strict=True):
+        sizes = sizes[1:]
+        inner = math.prod(sizes)
+        place, indices = indices // inner, indices % inner
+        total = total * extent + (source[place] if isinstance(source, Tensor) else place + source)
+    return total

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
-from hyperslab.nn.registry import register_default, unsupported
+from hyperslab.nn.registry import name_of, register_default, unsupported
 from hyperslab.nn.slab import Slab, is_slab
+
+_RESHAPING = ("as_strided_", "resize_as_", "resize_as_sparse_")
+"""Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""
 
 
 @register_default
@@ -26,18 +29,40 @@ def run_whole(
 
     For others it raises ``refusal``, if the function's rule gave one.
     """
-    slabs = list(filter(is_slab, tree_leaves((args, kwargs), is_leaf=is_slab)))
+    leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
+    slabs = list(filter(is_slab, leaves))
     for slab in slabs:
         if slab.layout.split_dims:
             raise refusal or unsupported(function, slab)
+    if not slabs:
+        raise UnsupportedOp(
+            f"{name_of(function)} cannot run on split tensors that it is given inside an object: "
+            "call hyperslab.gather(x) first to have the whole tensor on every rank"
+        )
     first = slabs[0]
+    _check_whole(function, first, kwargs, leaves)
     before = _random_state(first)
     args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
     out = function(*args, **kwargs)
     if first.mesh.num_ranks > 1 and _random_state(first) != before:
-        raise unsupported(function, first, "it draws random numbers, which differ between ranks")
+        raise unsupported(function, first, _RANDOM)
     owners = {id(slab.local): slab for slab in slabs}
     return tree_map(lambda leaf: _as_slab(leaf, first, owners), out)
+
+
+_RANDOM = "it draws random numbers, which differ between ranks"
+
+
+def _check_whole(
+    function: Callable[..., Any], first: Slab, kwargs: dict[str, Any], leaves: list[Any]
+) -> None:
+    """Raises where each rank holds the whole and the function would still go wrong."""
+    if kwargs.get("out") is not None:  # torch may resize it
+        raise unsupported(function, first, "out= is not supported")
+    if getattr(function, "__name__", "") in _RESHAPING:
+        raise unsupported(function, first, "it changes the tensor's shape in place")
+    if first.mesh.num_ranks > 1 and any(isinstance(leaf, Generator) for leaf in leaves):
+        raise unsupported(function, first, _RANDOM)
 
 
 def _local(leaf: Any) -> Any:

@@ -1,0 +1,50 @@
+"""Functions of torch that do not ask their arguments for a rule: here they do.
+
+Torch takes a Slab for no tensor in them, and so would drop a branch of a network or the gradient of
+a function without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.utils._pytree import tree_map
+
+from hyperslab.nn.registry import dispatch
+from hyperslab.nn.slab import Slab, is_slab
+
+
+def _judge_pieces(judge: Callable[..., bool]) -> Callable[..., bool]:
+    """``judge`` with a Slab, or Slabs in a container, taken for the tensors that they stand for."""
+
+    @wraps(judge)
+    def judge_pieces(obj: Any, *args: Any, **kwargs: Any) -> bool:
+        if isinstance(obj, Slab | list | tuple | dict):
+            obj = tree_map(_piece, obj, is_leaf=is_slab)
+        return judge(obj, *args, **kwargs)
+
+    return judge_pieces
+
+
+def _piece(leaf: Any) -> Any:
+    return leaf.local if isinstance(leaf, Slab) else leaf
+
+
+def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """``apply`` of a Function's class, or the rule registered for it if there is a Slab."""
+
+    @wraps(apply)
+    def apply_by_rule(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(arg, Slab) for arg in args):
+            return dispatch(cls.apply, args, kwargs)
+        return apply(cls, *args, **kwargs)
+
+    return apply_by_rule
+
+
+torch.jit.isinstance = _judge_pieces(torch.jit.isinstance)
+Function.apply = classmethod(_apply_by_rule(Function.apply.__func__))  # type: ignore[assignment,attr-defined]

@@ -1,0 +1,167 @@
+"""Dims in another order, new dims, and what a complex number's parts make of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperslab.errors import LayoutError
+from hyperslab.layout import Layout
+from hyperslab.nn.registry import integers, numpy_names, register, unsupported
+from hyperslab.nn.slab import Slab, getter
+
+
+def check_dim(dim: int, ndim: int) -> int:
+    """``dim``, which may count from the end, as a dim of a tensor of ``ndim`` dims."""
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"dim {dim} is out of range for a tensor of {ndim} dims")
+    return dim % ndim
+
+
+def check_dims(dims: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    """One dim or several, each given once, as ``check_dim`` gives them."""
+    found = tuple(check_dim(dim, ndim) for dim in integers(dims))
+    if len(set(found)) < len(found):
+        raise LayoutError(f"dims {dims} of a tensor of {ndim} dims name one of them twice")
+    return found
+
+
+def unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes or dims given one by one or as one sequence."""
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], Sequence) else args
+
+
+@register(torch.permute, Tensor.permute)
+def permute(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
+    """``input`` with its dims, and their splits, in another order."""
+    x = input
+    order = check_dims(unpacked(dims or (kwargs["dims"],)), x.ndim)
+    if len(order) != x.ndim:
+        raise LayoutError(f"dims {order} are not those of a tensor of {x.ndim} dims")
+    return x.viewed(x.local.permute(order), _permuted(x.layout, order))
+
+
+def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
+    return Layout(
+        tuple(layout.shape[dim] for dim in order), tuple(layout.splits[dim] for dim in order)
+    )
+
+
+@register(torch.transpose, Tensor.transpose, torch.swapdims, Tensor.swapdims)
+def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
+    """``input`` with two dims exchanged."""
+    order = list(range(input.ndim))
+    first, second = check_dim(dim0, input.ndim), check_dim(dim1, input.ndim)
+    order[first], order[second] = second, first
+    return permute(input, order)
+
+
+@register(torch.swapaxes, Tensor.swapaxes)
+def swapaxes(input: Slab, axis0: int, axis1: int) -> Slab:
+    """``transpose`` by another name."""
+    return transpose(input, axis0, axis1)
+
+
+@register(torch.movedim, Tensor.movedim, torch.moveaxis, Tensor.moveaxis)
+def movedim(input: Slab, source: int | Sequence[int], destination: int | Sequence[int]) -> Slab:
+    """``input`` with the dims ``source`` at the places ``destination``, the others in order."""
+    sources, places = check_dims(source, input.ndim), check_dims(destination, input.ndim)
+    if len(sources) != len(places):
+        raise LayoutError(f"{len(sources)} dims cannot move to {len(places)} places")
+    others = iter([dim for dim in range(input.ndim) if dim not in sources])
+    moved = dict(zip(places, sources, strict=True))
+    return permute(input, [moved[at] if at in moved else next(others) for at in range(input.ndim)])
+
+
+@register(torch.t, Tensor.t)
+def t(input: Slab) -> Slab:
+    """The transpose of a matrix; fewer dims stay as they are."""
+    if input.ndim > 2:
+        raise LayoutError(f"t takes at most 2 dims, got {tuple(input.shape)}")
+    return permute(input, range(input.ndim)[::-1])
+
+
+@register(torch.adjoint, Tensor.adjoint, getter("mH"))
+def adjoint(input: Slab) -> Any:
+    """The matrices in the last two dims, transposed and conjugated."""
+    return mt(input).conj()
+
+
+@register(getter("mT"))
+def mt(x: Slab) -> Slab:
+    """The matrices in the last two dims, transposed."""
+    if x.ndim < 2:
+        raise LayoutError(f"a matrix has 2 dims, got {tuple(x.shape)}")
+    return transpose(x, -2, -1)
+
+
+@register(getter("T"))
+def reversed_dims(x: Slab) -> Slab:
+    """``x`` with its dims backwards, which torch warns of where they are not 2."""
+    return x.viewed(x.local.T, _permuted(x.layout, range(x.ndim)[::-1]))
+
+
+@register(getter("H"))
+def matrix_adjoint(x: Slab) -> Any:
+    """The adjoint of one matrix."""
+    if x.ndim != 2:
+        raise LayoutError(f"x.H takes 2 dims, got {tuple(x.shape)}: x.mH takes more")
+    return adjoint(x)
+
+
+@register(torch.unsqueeze, Tensor.unsqueeze)
+@numpy_names
+def unsqueeze(input: Slab, dim: int) -> Slab:
+    """``input`` with a dim of extent 1 before ``dim``."""
+    x = input
+    at = check_dim(dim, x.ndim + 1)
+    shape, splits = x.layout.shape, x.layout.splits
+    layout = Layout((*shape[:at], 1, *shape[at:]), (*splits[:at], None, *splits[at:]))
+    return x.viewed(x.local.unsqueeze(at), layout)
+
+
+@register(torch.detach, Tensor.detach)
+def detach(input: Slab) -> Slab:
+    """``input`` without its past, which shares its memory."""
+    return input.viewed(input.local.detach(), input.layout)
+
+
+@register(torch.detach_, Tensor.detach_)
+def detach_(input: Slab) -> Slab:
+    """``input`` itself, cut off from its past."""
+    input.local.detach_()
+    return input
+
+
+@register(torch.view_as_real)
+def view_as_real(input: Slab) -> Slab:
+    """The real and imaginary parts of complex numbers along a new last dim."""
+    x = input
+    layout = Layout((*x.layout.shape, 2), (*x.layout.splits, None))
+    return x.viewed(torch.view_as_real(x.local), layout)
+
+
+@register(torch.view_as_complex)
+def view_as_complex(input: Slab) -> Slab | Tensor:
+    """Complex numbers whose parts lie along the last dim, which is whole on every rank."""
+    x = input
+    if not x.ndim or x.layout.splits[-1]:
+        raise unsupported(torch.view_as_complex, x, "its last dim is split")
+    layout = Layout(x.layout.shape[:-1], x.layout.splits[:-1])
+    local = torch.view_as_complex(x.local)
+    return x.viewed(local, layout) if layout.shape else local
+
+
+def _make_part_of_complex(name: str) -> None:
+    function = getattr(torch, name)
+
+    @register(function, getter(name))
+    def part(input: Slab) -> Slab:
+        return input.viewed(function(input.local), input.layout)
+
+
+_make_part_of_complex("real")
+_make_part_of_complex("imag")
