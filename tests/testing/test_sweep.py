@@ -1,0 +1,144 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyperslab.testing import Team
+from hyperslab.testing.sweep import Effort, recorded, rendered, sweep
+
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+
+RULES = """
+import os
+import torch
+from torch import special
+import hyperslab as hs
+
+
+@hs.register(special.erfcx)
+def right(input):
+    return input.with_local(special.erfcx(input.local))
+
+
+@hs.register(special.entr)
+def wrong_value(input):
+    return input.with_local(special.entr(input.local) + 1)
+
+
+@hs.register(special.i0e)
+def wrong_gradient(input):
+    return input.with_local(special.i0e(input.local) + input.local - input.local.detach())
+
+
+@hs.register(special.i1)
+def wrong_dtype(input):
+    return input.with_local(special.i1(input.local).float())
+
+
+@hs.register(special.i1e)
+def refused_by_one_rank(input):
+    if input.mesh.rank:
+        raise hs.UnsupportedOp("not here")
+    return input.with_local(special.i1e(input.local))
+
+
+@hs.register(special.log_ndtr)
+def another_error(input):
+    raise TypeError("unexpected keyword argument")
+
+
+@hs.register(special.ndtri)
+def death(input):
+    os._exit(3)
+
+
+@hs.register(torch.special.bessel_j0)
+def refusal(input):
+    raise hs.UnsupportedOp("bessel_j0 cannot run: its phase is split. Call hyperslab.gather(x)")
+"""
+
+
+@pytest.fixture(scope="module")
+def broken_rules(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "broken_rules.py").write_text(RULES)
+    names = ["erfcx", "entr", "i0e", "i1", "i1e", "log_ndtr", "ndtri", "bessel_j0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        found = sweep(
+            [f"special.{name}" for name in names],
+            Effort(samples=3, trials=6),
+            modules=["broken_rules"],
+        )
+    return {name.removeprefix("special."): each for name, each in found.by_operator().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("entr", "output 0: \\["),
+        ("i0e", "gradient of input 0"),
+        ("i1", "dtype torch.float32 instead of torch.float64"),
+        ("i1e", "ranks differ"),
+        ("log_ndtr", "raises TypeError: unexpected .*, but one process returns"),
+        ("ndtri", "rank . died with exit code 3"),
+    ],
+)
+def test_a_wrong_rule_is_found(broken_rules, name, why):
+    wrong = [trial for trial in broken_rules[name] if trial.verdict == "wrong"]
+    assert any(re.search(why, trial.why) for trial in wrong), wrong
+
+
+def test_a_rule_may_be_right(broken_rules):
+    assert {trial.verdict for trial in broken_rules["erfcx"]} == {"right"}
+
+
+def test_a_refusal_is_kept_with_its_reason(broken_rules):
+    refused = [trial for trial in broken_rules["bessel_j0"] if trial.verdict == "refused"]
+    assert refused
+    assert {trial.why for trial in refused} == {"its phase is split"}
+
+
+def run_example(code):
+    exec(code, {})
+
+
+def test_the_example_of_the_page_runs_on_two_ranks():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    with Team(2) as team:
+        team.run(run_example, code)
+
+
+@pytest.fixture(scope="module")
+def findings():
+    return sweep()
+
+
+@pytest.fixture(scope="module")
+def record():
+    record = recorded(PAGE.read_text())
+    if record.version != torch.__version__.partition("+")[0]:
+        pytest.skip(f"the page was written with torch {record.version}")
+    return record
+
+
+def test_every_operator_is_right_or_refused(findings):
+    print(findings.summary())
+    wrong = findings.of("wrong")
+    assert not wrong, "\n".join(f"{trial}\n    {trial.why}" for trial in wrong)
+
+
+def test_no_fewer_are_right_than_were(findings, record):
+    assert len(findings.of("right")) >= record.num_right, findings.summary()
+
+
+def test_the_page_says_which(findings, record):
+    now = recorded(rendered(findings)).dims
+    changed = {
+        name: (record.dims.get(name), dims)
+        for name, dims in now.items()
+        if record.dims.get(name) != dims
+    }
+    changed |= {name: (dims, None) for name, dims in record.dims.items() if name not in now}
+    assert not changed, "run: python -m hyperslab.testing.sweep --write docs/operators.md"
