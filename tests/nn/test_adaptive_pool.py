@@ -100,7 +100,7 @@ def check_short(place):
             out = pool(hs.shard(x, mesh, cuts=cuts), size)
             assert out.dtype == torch.bfloat16
             exact = pool(x.float(), size)  # torch's sums of bfloat16 are themselves rounded
-            torch.testing.assert_close(hs.gather(out).float(), exact, rtol=2**-6, atol=2e-3)
+            torch.testing.assert_close(hs.gather(out).float(), exact, rtol=2**-6, atol=2e-2)
             with torch.autocast("cpu", torch.bfloat16):
                 out, expected = pool(hs.shard(x, mesh, cuts=cuts), size), pool(x, size)
             assert out.dtype == expected.dtype

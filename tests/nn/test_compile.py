@@ -12,8 +12,10 @@ import hyperslab as hs
 from hyperslab.nn import halo_conv
 from hyperslab.testing import seeded
 
-# The compiler itself uses what torch has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [  # The compiler itself does what torch warns of.
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 MESHES = [{}, {"sample": 2}, {"depth": 2}]
 SHAPE = (4, 2, 7, 6, 5)
@@ -184,6 +186,36 @@ def test_gradients_accumulate_over_compiled_passes_without_sync():
             F.mse_loss(model(hs.shard(x, mesh)), hs.shard(y, mesh)).backward()
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-11)
+
+
+RULES = {
+    "slices and joins": lambda x: torch.cat([x[:, :, 1:-1:2], x.flip(2)[:, :, :3]], 2).roll(1, 2),
+    "resizes": lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear"),
+    "adaptive pools": lambda x: F.adaptive_max_pool3d(x, 3) + F.adaptive_avg_pool3d(x, (3, 1, 1)),
+    "softmax": lambda x: F.softmax(x, 2) * torch.log_softmax(x, 1),
+    "moments": lambda x: (x - x.mean()) / x.std((2, 3), keepdim=True) + x.amax(2, keepdim=True),
+    "norms": lambda x: F.normalize(x, dim=2) + F.local_response_norm(x, 2) + F.layer_norm(x, (5,)),
+    "dense": lambda x: F.linear(x.movedim(1, -1), torch.ones(3, 2, dtype=x.dtype)).cumsum(2),
+    "losses": lambda x: F.cross_entropy(x, torch.zeros(4, 7, 6, 5, dtype=torch.long)) + F.l1_loss(
+        x, x.detach() * 2
+    ),
+    "wholes": lambda x: torch.linalg.svdvals(x.mean((2, 3))),
+    "transposed": lambda x: F.conv_transpose3d(x, torch.ones(2, 1, 3, 3, 3, dtype=x.dtype)),
+    "pads": lambda x: F.pad(x, (1, 1, 1, 1, 2, 1), "reflect").reshape(8, -1),
+}  # fmt: skip
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", RULES)
+def test_rules_are_the_same_in_a_graph(name):
+    mesh, x = hs.init(depth=2, device="cpu"), seeded(*SHAPE)
+    grads = []
+    for function in (RULES[name], compiled(RULES[name])):
+        leaf = x.clone().requires_grad_()
+        out = function(hs.shard(leaf, mesh))
+        (out * seeded(*out.shape, seed=1)).sum().backward()
+        grads.append((hs.gather(out).detach(), leaf.grad))
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.ranks(2)

@@ -16,6 +16,8 @@ CASES = {
     "group norm": lambda x, w: F.group_norm(F.conv2d(x, w), 2) ** 3,
     "pool and mean": lambda x, w: (F.avg_pool2d(x * x, 3, 1, 1) * w.sum()) * x.mean(),
     "transposed": lambda x, w: torch.tanh(F.conv_transpose2d(x, w)),
+    "resize": lambda x, w: F.interpolate(x * w.sum(), scale_factor=1.7, mode="bicubic") ** 2,
+    "max and slices": lambda x, w: (x * x)[:, :, 1:] * F.adaptive_max_pool2d(x * w.mean(), (8, 6)),
     "softmax": lambda x, w: torch.softmax(x * w.sum(), 2),
     "variance": lambda x, w: x * w.sum() * x.var(dim=(2, 3), keepdim=True),
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,8 +14,11 @@ from torch.utils._python_dispatch import (
     _disable_current_modes as unwatched,
     _get_current_dispatch_mode,
 )
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["Kind", "as_operator", "is_watched", "unwatched"]
+__all__ = ["Kind", "as_operator", "cached_constants", "is_watched", "unwatched"]
+
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 class Kind(NamedTuple):
@@ -37,6 +41,25 @@ _calls: list[_Call] = []
 def is_watched() -> bool:
     """Whether operators are traced or counted now, so that tensors may have no values."""
     return _get_current_dispatch_mode() is not None
+
+
+def cached_constants(function: Made) -> Made:
+    """``function``, whose tensors follow from its arguments alone, run once for each of them.
+
+    It runs unwatched, so that what is kept has values; a graph gets constants with these values.
+    """
+    kept = lru_cache(maxsize=1024)(unwatched()(function))
+
+    @wraps(function)
+    def look_up(*args: Any, **kwargs: Any) -> Any:
+        found = kept(*args, **kwargs)
+        return tree_map_only(Tensor, _as_constant, found) if is_watched() else found
+
+    return cast(Made, look_up)
+
+
+def _as_constant(x: Tensor) -> Tensor:
+    return torch.tensor(x.tolist(), dtype=x.dtype, device=x.device)
 
 
 def as_operator(

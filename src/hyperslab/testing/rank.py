@@ -80,7 +80,9 @@ def raised(error: BaseException) -> Raised:
     when = time.monotonic()
     frames = error.__traceback__ and error.__traceback__.tb_next
     lines = traceback.format_exception(error.with_traceback(frames))
-    return Raised(when, traceback.format_exception_only(error)[-1].strip(), "".join(lines))
+    only = traceback.TracebackException.from_exception(error)
+    only.__notes__ = None  # they follow in the traceback
+    return Raised(when, "".join(only.format_exception_only()).strip(), "".join(lines))
 
 
 def leave() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.comm.graph import cached_constants
 from hyperslab.layout import AdaptiveWindow, Cuts, Layout, Span, Split, Windowed, plan_windows
 from hyperslab.nn.recut import whole_along
 from hyperslab.nn.registry import integers, register, unsupported
@@ -56,7 +56,7 @@ class _Apart(NamedTuple):
     """How many times too long they make each window."""
 
 
-@lru_cache(maxsize=1024)
+@cached_constants
 def _take_apart(
     dim: int, window: AdaptiveWindow, outputs: Span, start: int, device: torch.device
 ) -> _Apart:

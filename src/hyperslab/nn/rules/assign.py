@@ -39,9 +39,9 @@ def setitem(x: Slab | Tensor, index: Any, value: Any) -> None:
     part = take(x, sliced)
     if tensors and (any(dropped) or any(part.layout.splits[dim] for dim in tensors)):
         raise unsupported(Tensor.__setitem__, x, "tensors of indices meet a split dim")
-    if isinstance(value, Tensor | Slab):
-        value = _with_dims(value, dropped)
     layout = chosen_layout(part.layout, tensors) if tensors else part.layout
+    if isinstance(value, Tensor | Slab):
+        value = _with_dims(value, [False] * len(layout.shape) if tensors else dropped)
     part.local[local_index(tensors) if tensors else ...] = _localized(value, layout, x)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ def permute(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
     return x.viewed(x.local.permute(order), _permuted(x.layout, order))
 
 
-def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
+@lru_cache(maxsize=4096)
+def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
     return Layout(
         tuple(layout.shape[dim] for dim in order), tuple(layout.splits[dim] for dim in order)
     )
@@ -101,7 +103,7 @@ def mt(x: Slab) -> Slab:
 @register(getter("T"))
 def reversed_dims(x: Slab) -> Slab:
     """``x`` with its dims backwards, which torch warns of where they are not 2."""
-    return x.viewed(x.local.T, _permuted(x.layout, range(x.ndim)[::-1]))
+    return x.viewed(x.local.T, _permuted(x.layout, tuple(range(x.ndim)[::-1])))
 
 
 @register(getter("H"))
@@ -118,9 +120,13 @@ def unsqueeze(input: Slab, dim: int) -> Slab:
     """``input`` with a dim of extent 1 before ``dim``."""
     x = input
     at = check_dim(dim, x.ndim + 1)
-    shape, splits = x.layout.shape, x.layout.splits
-    layout = Layout((*shape[:at], 1, *shape[at:]), (*splits[:at], None, *splits[at:]))
-    return x.viewed(x.local.unsqueeze(at), layout)
+    return x.viewed(x.local.unsqueeze(at), _with_new_dim(x.layout, at))
+
+
+@lru_cache(maxsize=4096)
+def _with_new_dim(layout: Layout, at: int) -> Layout:
+    shape, splits = layout.shape, layout.splits
+    return Layout((*shape[:at], 1, *shape[at:]), (*splits[:at], None, *splits[at:]))
 
 
 @register(torch.detach, Tensor.detach)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.fetch import fetch, memory_format_of
+from hyperslab.comm.graph import cached_constants
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
 from hyperslab.nn.registry import dispatch, register, unsupported
 from hyperslab.nn.rules.spatial import no_outputs, result_dtype
@@ -220,7 +220,6 @@ class _Weighted(Function):
         return sum(parts[1:], start=parts[0])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         dim, taps = ctx.dim, ctx.taps
         out = grad.new_zeros((*grad.shape[:dim], ctx.extent, *grad.shape[dim + 1 :]))
@@ -233,7 +232,7 @@ def _along(values: Tensor, dim: int, ndim: int) -> Tensor:
     return values.view(-1, *(1,) * (ndim - 1 - dim))
 
 
-@lru_cache(maxsize=1024)
+@cached_constants
 def _taps(
     probe: _Probe,
     resampling: Resampling,

@@ -23,7 +23,6 @@ from hyperslab.nn.rules.matmul import Names, bring, plan_product
 from hyperslab.nn.rules.reduction import SHORT, widened
 from hyperslab.nn.slab import Slab
 
-
 _signature = lru_cache(inspect.signature)
 
 

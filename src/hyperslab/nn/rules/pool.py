@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
-from hyperslab.comm.graph import unwatched
+from hyperslab.comm.graph import cached_constants
 from hyperslab.errors import LayoutError
 from hyperslab.layout import (
     Layout,
@@ -41,32 +42,44 @@ def _pool_windows(
     kernel: int | Sequence[int],
     stride: int | Sequence[int] | None,
     padding: int | Sequence[int],
-    dilation: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
     *,
     ceil: bool,
-) -> tuple[Window, ...]:
+) -> tuple[UnpaddedStart, ...]:
     num_dims = x.ndim - 2
     kernels = per_dim(kernel, num_dims)
     none = stride is None or (isinstance(stride, Sequence) and not stride)
     strides = kernels if none else per_dim(stride, num_dims)  # type: ignore[arg-type]
-    pads, dilations = per_dim(padding, num_dims), per_dim(dilation, num_dims)
+    numbers = kernels, strides, per_dim(padding, num_dims), per_dim(dilation, num_dims)
+    return _make_windows(*numbers, x.layout.shape[2:] if ceil else None)
+
+
+@lru_cache(maxsize=1024)
+def _make_windows(
+    kernels: tuple[int, ...],
+    strides: tuple[int, ...],
+    pads: tuple[int, ...],
+    dilations: tuple[int, ...],
+    overhung: tuple[int, ...] | None,
+) -> tuple[UnpaddedStart, ...]:
+    """The windows; those of dims with the extents ``overhung`` may reach beyond the padding."""
     check_steps((*kernels, *strides), pads, dilations)
     if any(not 0 <= 2 * pad <= k for pad, k in zip(pads, kernels, strict=True)):
         raise LayoutError(f"pool padding must be at most half the kernel, got {pads} for {kernels}")
-    windows = list(map(Window, kernels, strides, pads, dilations))
-    if ceil:
-        windows = [_overhang(w, n) for w, n in zip(windows, x.layout.shape[2:], strict=True)]
-    return tuple(windows)
+    windows = map(UnpaddedStart, kernels, strides, pads, dilations)
+    if overhung is None:
+        return tuple(windows)
+    return tuple(_overhang(w, n) for w, n in zip(windows, overhung, strict=True))
 
 
-def _overhang(window: Window, extent: int) -> Window:
+def _overhang(window: UnpaddedStart, extent: int) -> UnpaddedStart:
     """``window`` with a last output that may reach beyond the padding, if it starts before it."""
-    k, stride, pad, dilation = window.kernel, window.stride, window.padding, window.dilation
+    stride, pad = window.stride, window.padding
     num = -((window.reach + 1 - extent - 2 * pad) // stride) + 1
     if (num - 1) * stride >= extent + pad:
         num -= 1
     short = (num - 1) * stride + window.reach + 1 - extent - 2 * pad
-    return Window(k, stride, pad, dilation, extra=max(0, short))
+    return replace(window, extra=max(0, short))
 
 
 def _fetch_window(
@@ -100,10 +113,7 @@ def _make_max_pool(num_dims: int) -> None:
     ) -> Slab | tuple[Slab, Slab]:
         x = check_batch(function, input, num_dims)
         # The first of a window's numbers counts if all are lowest, so padding must not come first.
-        windows = tuple(
-            UnpaddedStart(w.kernel, w.stride, w.padding, w.dilation, w.extra)
-            for w in _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
-        )
+        windows = _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         window, planned = _fetch_window(function, x, windows, lowest)
         if planned.box:
@@ -168,20 +178,19 @@ def _make_avg_pool(num_dims: int) -> None:
         x = check_batch(function, input, num_dims)
         if divisor_override == 0:
             raise LayoutError("divisor_override must not be 0")
-        windows = _pool_windows(x, kernel_size, stride, padding, 1, ceil=ceil_mode)
+        windows = _pool_windows(x, kernel_size, stride, padding, ceil=ceil_mode)
         override = {} if divisor_override is None else {"divisor_override": divisor_override}
         window, planned = _fetch_window(function, x, windows, 0.0)
         if not planned.box:
             return x.with_local(_no_outputs(function, x, window, planned), planned.output)
-        splits = x.layout.splits[2:]
-        if not any(splits):
+        if not any(x.layout.splits[2:]):
             args = kernel_size, stride, padding, ceil_mode, count_include_pad
             return x.with_local(function(window, *args, **override), planned.output)
-        pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
+        pads = _pads_at_start(x.layout, windows, planned)
         if divisor_override is not None or not any(w.padding or w.extra for w in windows):
-            local = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
-            return x.with_local(local, planned.output)
-        sums = _sum_pool(window, windows, pads, ceil=ceil_mode)
+            out = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
+            return x.with_local(_as_many(out, planned.box.shape), planned.output)
+        sums = _as_many(_sum_pool(window, windows, pads, ceil=ceil_mode), planned.box.shape)
         spans, extents = planned.box.spans[2:], x.layout.shape[2:]
         counts = _counts(windows, spans, extents, inside=not count_include_pad)
         return x.with_local(sums / counts.to(sums), planned.output)
@@ -196,8 +205,7 @@ def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bo
     return pool(x, kernel, stride, pads, ceil, True, 1)
 
 
-@lru_cache(maxsize=1024)
-@unwatched()  # what is kept must have values
+@cached_constants
 def _counts(
     windows: tuple[Window, ...],
     outputs: tuple[Span, ...],
@@ -216,6 +224,10 @@ def _counts(
     return total
 
 
+_KNOWS_MAX_NORM = float(F.lp_pool1d(torch.full((1, 1, 1), 3.0), math.inf, 1)) == 3
+"""Whether this version of torch takes infinite powers for largest and smallest values."""
+
+
 def _make_lp_pool(num_dims: int) -> None:
     function = getattr(F, f"lp_pool{num_dims}d")
     max_pool = getattr(F, f"max_pool{num_dims}d")
@@ -231,9 +243,9 @@ def _make_lp_pool(num_dims: int) -> None:
     ) -> Slab:
         """The root of the sum of powers, made of the average of powers as torch makes it."""
         x: Any = input
-        if norm_type == math.inf:
+        if norm_type == math.inf and _KNOWS_MAX_NORM:
             return max_pool(x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
-        if norm_type == -math.inf:
+        if norm_type == -math.inf and _KNOWS_MAX_NORM:
             return -max_pool(-x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
         means = avg_pool(x.pow(norm_type), kernel_size, stride, 0, ceil_mode)
         # This is the mean itself, but for its gradient, which is zero where the mean is.

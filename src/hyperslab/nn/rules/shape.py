@@ -27,7 +27,8 @@ def view(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
     target = infer_shape(integers(sizes), x.numel())
     before, after = plan_reshape(x.layout, target)
     moved = recut_view(x, before)
-    local = moved.local.reshape(after.box(x.mesh.coords).shape)
+    is_split = bool(after.split_dims)
+    local = moved.local.reshape(after.box(x.mesh.coords).shape if is_split else after.shape)
     return plain_if_number(moved.viewed(local, after))
 
 

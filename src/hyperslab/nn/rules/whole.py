@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hyperslab.comm.graph import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.registry import name_of, register_default, unsupported
@@ -78,6 +79,7 @@ def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab]) -> Any:
     return like.with_local(leaf, Layout.unsplit(leaf.shape))
 
 
+@unwatched()
 def _random_state(slab: Slab) -> tuple[bytes, int]:
     cuda = torch.cuda.default_generators[slab.device.index or 0].get_offset() if slab.is_cuda else 0
     return torch.get_rng_state().numpy().tobytes(), cuda

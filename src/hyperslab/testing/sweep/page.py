@@ -99,8 +99,8 @@ def _dims(trials: Sequence[Trial]) -> str:
     for trial in trials:
         assert trial.dim is not None
         verdicts.setdefault(trial.dim, set()).add(trial.verdict)
-    never = sorted(dim for dim, each in verdicts.items() if RIGHT not in each)
-    if all(REFUSED not in each for each in verdicts.values()):
+    never = [dim for dim, each in verdicts.items() if RIGHT not in each]
+    if verdicts and not any(REFUSED in each for each in verdicts.values()):
         return FIRST
     if all(len(each) == 1 for each in verdicts.values()) and len(never) == 1 < len(verdicts):
         return f"all but {never[0]}"
