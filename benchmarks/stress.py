@@ -20,12 +20,13 @@ from hyperslab.testing.stress import draw_network, stress
 @click.command(help=__doc__)
 @click.option("--seed", default=0, show_default=True, help="Of the first network.")
 @click.option("--count", default=1000, show_default=True, help="How many networks.")
+@click.option("--device", default="cpu", show_default=True, help="Where the ranks compute.")
 @click.option("--verbose", is_flag=True, help="Show refused networks too.")
-def main(seed, count, verbose):
+def main(seed, count, device, verbose):
     warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
     found = collections.Counter()
     seeds = range(seed, seed + count)
-    for outcome in track(stress(seeds), "networks", total=count, transient=True):
+    for outcome in track(stress(seeds, device=device), "networks", total=count, transient=True):
         found[outcome.verdict] += 1
         if outcome.verdict == "wrong" or (verbose and outcome.verdict == "refused"):
             place = random_place(outcome.seed, draw_network(outcome.seed).sample.shape)

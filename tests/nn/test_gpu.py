@@ -1,5 +1,7 @@
 """The operators on CUDA: alone, and on ranks that share one GPU and talk through the host."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.nn import halo_conv
 from hyperslab.testing import Team, assert_same_as_serial, seeded
+from hyperslab.testing.stress import stress
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +37,32 @@ def classes(x):
     return F.cross_entropy(x, labels, label_smoothing=0.1)
 
 
+def written(x, w):
+    y = x * w
+    y[:, 1, 2:9:3] = x[:, 0, :3] * 2
+    y[:, :, 5:8] += 1
+    return y
+
+
 CASES = {
+    "slices": (lambda x: torch.cat([x[:, :, 1:9:2], x.flip(2)[:, :, :3]], 2).roll(2, 2), []),
+    "writing": (written, [(4, 1, 1, 1)]),
+    "linear resize": (lambda x: F.interpolate(x, scale_factor=1.7, mode="trilinear"), []),
+    "nearest resize": (lambda x: F.interpolate(x, size=(7, 20, 11)), []),
+    "adaptive max pool": (lambda x: F.adaptive_max_pool3d(x, (4, 3, 7)), []),
+    "max pool and back": (
+        lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, 2, return_indices=True), 2, 2, 0, x.shape),
+        [],
+    ),
+    "softmax": (lambda x: x.softmax(2) * F.log_softmax(x, 4), []),
+    "spread": (lambda x: (x - x.amax((2, 4), keepdim=True)) / x.std((2, 3), keepdim=True), []),
+    "norms": (lambda x: F.normalize(x, dim=2) + F.local_response_norm(x, 2), []),
+    "running sums": (lambda x: x.cumsum(2), []),
+    "products": (lambda x, w: torch.einsum("ncdhw,kw->nkdh", x, w), [(5, 10)]),
+    "other losses": (
+        lambda x, w: F.smooth_l1_loss(x, w) + F.binary_cross_entropy_with_logits(x, w.sigmoid()),
+        [(3, 4, 11, 9, 10)],
+    ),
     "conv": (lambda x, w, b: F.conv3d(x, w, b, padding=1), [(6, 4, 3, 3, 3), (6,)]),
     "strided conv": (
         lambda x, w: F.conv3d(x, w, stride=(3, 2, 1), padding=(1, 2, 0)),
@@ -114,3 +142,33 @@ def test_training_on_ranks_that_share_the_gpu_gives_the_losses_of_one(team_and_a
         (serial,) = alone.run(train, {}, False)
     for theirs in losses:
         torch.testing.assert_close(theirs, serial, rtol=1e-9, atol=1e-9)
+
+
+def train_compiled(axes, backend):
+    mesh = hs.init(**axes, device="cuda", timeout_seconds=120)
+    torch.manual_seed(0)
+    plain = nn.Sequential(
+        nn.Conv3d(4, 6, 3, padding=1), nn.BatchNorm3d(6), nn.GELU(), nn.Conv3d(6, 2, 3, 2)
+    ).to("cuda", torch.float64)
+    ours = hs.parallelize(copy.deepcopy(plain), mesh)
+    model, x = torch.compile(ours, fullgraph=True, backend=backend), seeded(3, 4, 11, 9, 10).cuda()
+    for _ in range(2):
+        out = model(hs.shard(x, mesh))
+        coefficients = seeded(*out.shape).cuda()
+        (out * coefficients).sum().backward()
+        (plain(x) * coefficients).sum().backward()
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_model_trains_as_the_plain_one_does(backend):
+    with Team(2, timeout_seconds=300) as team:
+        team.run(train_compiled, {"depth": 2}, backend)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_random_networks_give_the_numbers_of_one_process():
+    outcomes = list(stress(range(5000, 5060), device="cuda"))
+    assert [one for one in outcomes if one.verdict != "right"] == []

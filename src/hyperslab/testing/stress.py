@@ -31,7 +31,9 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-def stress(seeds: range, timeout_seconds: float = 60.0) -> Iterator[Outcome]:
+def stress(
+    seeds: range, *, device: str = "cpu", timeout_seconds: float = 60.0
+) -> Iterator[Outcome]:
     """Trains the network of each seed for a step on its mesh and in one process, and compares."""
     with ExitStack() as stack:
         teams: dict[int, Team] = {}
@@ -40,7 +42,7 @@ def stress(seeds: range, timeout_seconds: float = 60.0) -> Iterator[Outcome]:
             if num not in teams:
                 teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
             try:
-                refusals = teams[num].run(check_network, seed)
+                refusals = teams[num].run(check_network, seed, device)
             except RankError as error:
                 yield Outcome(seed, "wrong", str(error))
             else:
@@ -73,13 +75,13 @@ def _is_stable(net: RandomNet) -> bool:
     return all(torch.allclose(a, b, rtol=TOLERANCE / 10, atol=TOLERANCE / 10) for a, b in pairs)
 
 
-def check_network(seed: int) -> str:
+def check_network(seed: int, device: str) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
-    mesh = hs.init(**place.axes, device="cpu", timeout_seconds=20)
-    plain, ours = net, copy.deepcopy(net)
-    x, given = (net.sample.clone().requires_grad_() for _ in range(2))
+    mesh = hs.init(**place.axes, device=device, timeout_seconds=20)
+    plain, ours = net.to(mesh.device), copy.deepcopy(net)
+    x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
     loss = _loss(plain(x))
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
@@ -99,7 +101,9 @@ def check_network(seed: int) -> str:
 
 
 def _loss(outputs: tuple[Any, ...]) -> Any:
-    parts = [(out * seeded(*out.shape, seed=n)).sum() for n, out in enumerate(outputs)]
+    parts = [
+        (out * seeded(*out.shape, seed=n).to(out.device)).sum() for n, out in enumerate(outputs)
+    ]
     return torch.stack([part / 10 for part in parts]).sum()
 
 

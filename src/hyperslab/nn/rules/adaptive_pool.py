@@ -16,6 +16,7 @@ from hyperslab.nn.recut import whole_along
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.rules.reduction import mean
 from hyperslab.nn.rules.spatial import (
+    along,
     check_batch,
     global_indices,
     no_outputs,
@@ -101,11 +102,6 @@ def _fetch_windows(x: Slab, sizes: Sequence[int | None]) -> _Fetched:
     return _Fetched(local, planned, apart)
 
 
-def _along(values: Tensor, dim: int, ndim: int) -> Tensor:
-    """One value for each index of ``dim``, to be broadcast over the other dims."""
-    return values.view(-1, *(1,) * (ndim - 1 - dim))
-
-
 def _make_adaptive_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"adaptive_avg_pool{num_dims}d")
     name = f"adaptive_avg_pool{num_dims}d"
@@ -127,10 +123,10 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
         if fetched.apart and dtype.itemsize < 4:
             window = window.float()
         for apart in fetched.apart:
-            window = window.masked_fill(_along(apart.beyond, apart.dim, x.ndim), 0)
+            window = window.masked_fill(along(apart.beyond, apart.dim, x.ndim), 0)
         out = function(window, fetched.sizes)
         for apart in fetched.apart:
-            out = out * _along(apart.excess, apart.dim, x.ndim).to(out.dtype)
+            out = out * along(apart.excess, apart.dim, x.ndim).to(out.dtype)
         return x.with_local(out.to(dtype), planned.output)
 
 

@@ -16,7 +16,7 @@ from hyperslab.comm.fetch import fetch, memory_format_of
 from hyperslab.comm.graph import cached_constants
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
 from hyperslab.nn.registry import dispatch, register, unsupported
-from hyperslab.nn.rules.spatial import no_outputs, result_dtype
+from hyperslab.nn.rules.spatial import along, no_outputs, result_dtype
 from hyperslab.nn.slab import Slab
 
 _NEIGHBOURS = {
@@ -214,7 +214,7 @@ class _Weighted(Function):
     def forward(ctx: Any, x: Tensor, dim: int, taps: _Taps, grad_taps: _Taps) -> Tensor:
         ctx.dim, ctx.extent, ctx.taps = dim, x.shape[dim], grad_taps
         parts = [
-            x.index_select(dim, rows) * _along(weights, dim, x.ndim)
+            x.index_select(dim, rows) * along(weights, dim, x.ndim)
             for rows, weights in zip(taps.rows.T, taps.weights.T, strict=True)
         ]
         return sum(parts[1:], start=parts[0])
@@ -224,12 +224,8 @@ class _Weighted(Function):
         dim, taps = ctx.dim, ctx.taps
         out = grad.new_zeros((*grad.shape[:dim], ctx.extent, *grad.shape[dim + 1 :]))
         for rows, weights in zip(taps.rows.T, taps.weights.T, strict=True):
-            out.index_add_(dim, rows, grad * _along(weights, dim, grad.ndim))
+            out.index_add_(dim, rows, grad * along(weights, dim, grad.ndim))
         return out, None, None, None
-
-
-def _along(values: Tensor, dim: int, ndim: int) -> Tensor:
-    return values.view(-1, *(1,) * (ndim - 1 - dim))
 
 
 @cached_constants

@@ -45,7 +45,7 @@ def _pool_windows(
     dilation: int | Sequence[int] = 1,
     *,
     ceil: bool,
-) -> tuple[UnpaddedStart, ...]:
+) -> tuple[Window, ...]:
     num_dims = x.ndim - 2
     kernels = per_dim(kernel, num_dims)
     none = stride is None or (isinstance(stride, Sequence) and not stride)
@@ -61,18 +61,18 @@ def _make_windows(
     pads: tuple[int, ...],
     dilations: tuple[int, ...],
     overhung: tuple[int, ...] | None,
-) -> tuple[UnpaddedStart, ...]:
+) -> tuple[Window, ...]:
     """The windows; those of dims with the extents ``overhung`` may reach beyond the padding."""
     check_steps((*kernels, *strides), pads, dilations)
     if any(not 0 <= 2 * pad <= k for pad, k in zip(pads, kernels, strict=True)):
         raise LayoutError(f"pool padding must be at most half the kernel, got {pads} for {kernels}")
-    windows = map(UnpaddedStart, kernels, strides, pads, dilations)
+    windows = map(Window, kernels, strides, pads, dilations)
     if overhung is None:
         return tuple(windows)
     return tuple(_overhang(w, n) for w, n in zip(windows, overhung, strict=True))
 
 
-def _overhang(window: UnpaddedStart, extent: int) -> UnpaddedStart:
+def _overhang(window: Window, extent: int) -> Window:
     """``window`` with a last output that may reach beyond the padding, if it starts before it."""
     stride, pad = window.stride, window.padding
     num = -((window.reach + 1 - extent - 2 * pad) // stride) + 1
@@ -80,6 +80,15 @@ def _overhang(window: UnpaddedStart, extent: int) -> UnpaddedStart:
         num -= 1
     short = (num - 1) * stride + window.reach + 1 - extent - 2 * pad
     return replace(window, extra=max(0, short))
+
+
+@lru_cache(maxsize=1024)
+def _unpadded(windows: tuple[Window, ...]) -> tuple[UnpaddedStart, ...]:
+    """The windows of a max pool.
+
+    It takes the first of a window's numbers if all are lowest, so padding must not come first.
+    """
+    return tuple(UnpaddedStart(w.kernel, w.stride, w.padding, w.dilation, w.extra) for w in windows)
 
 
 def _fetch_window(
@@ -112,8 +121,9 @@ def _make_max_pool(num_dims: int) -> None:
         return_indices: bool = False,
     ) -> Slab | tuple[Slab, Slab]:
         x = check_batch(function, input, num_dims)
-        # The first of a window's numbers counts if all are lowest, so padding must not come first.
-        windows = _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
+        windows = _unpadded(
+            _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
+        )
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         window, planned = _fetch_window(function, x, windows, lowest)
         if planned.box:
@@ -183,14 +193,15 @@ def _make_avg_pool(num_dims: int) -> None:
         window, planned = _fetch_window(function, x, windows, 0.0)
         if not planned.box:
             return x.with_local(_no_outputs(function, x, window, planned), planned.output)
-        if not any(x.layout.splits[2:]):
+        splits = x.layout.splits[2:]
+        if not any(splits):
             args = kernel_size, stride, padding, ceil_mode, count_include_pad
             return x.with_local(function(window, *args, **override), planned.output)
-        pads = _pads_at_start(x.layout, windows, planned)
+        pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
         if divisor_override is not None or not any(w.padding or w.extra for w in windows):
-            out = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
-            return x.with_local(_as_many(out, planned.box.shape), planned.output)
-        sums = _as_many(_sum_pool(window, windows, pads, ceil=ceil_mode), planned.box.shape)
+            local = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
+            return x.with_local(local, planned.output)
+        sums = _sum_pool(window, windows, pads, ceil=ceil_mode)
         spans, extents = planned.box.spans[2:], x.layout.shape[2:]
         counts = _counts(windows, spans, extents, inside=not count_include_pad)
         return x.with_local(sums / counts.to(sums), planned.output)

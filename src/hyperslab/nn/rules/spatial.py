@@ -139,6 +139,11 @@ def scaled(split: Split | None, factor: int) -> Split | None:
     return split and Split(split.axis, split.cuts.scaled(factor))
 
 
+def along(values: Tensor, dim: int, ndim: int) -> Tensor:
+    """One value for each index of ``dim``, to be broadcast over the other of ``ndim`` dims."""
+    return values.view(-1, *(1,) * (ndim - 1 - dim))
+
+
 def result_dtype(run: Callable[[Tensor], Tensor], x: Slab) -> torch.dtype:
     """The dtype that ``run`` gives a tensor like ``x``: under autocast it may be another."""
     if not torch.is_autocast_enabled(x.device.type):

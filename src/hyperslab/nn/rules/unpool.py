@@ -18,6 +18,7 @@ from hyperslab.nn.align import localize
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.rules.spatial import (
+    along,
     check_batch,
     check_extents,
     check_steps,
@@ -124,7 +125,7 @@ def _check_indices(
         if x.layout.splits[dim]:
             span = x.box.spans[dim]
             first = torch.arange(*span, device=x.device) * window.stride - window.padding
-            first = first.view(-1, *(1,) * (x.ndim - 1 - dim))
+            first = along(first, dim, x.ndim)
             good &= (place >= first) & (place < first + window.kernel)
     if int(reduce_sum_((~good).sum(), x.mesh, x.mesh.grid.long_axes)):
         raise unsupported(function, x, "some indices lie outside their windows")

@@ -88,9 +88,8 @@ def support(trials: Sequence[Trial]) -> Support:
         return Support(NONE if whole else REFUSED, _reason(refused or calls))
     if not refused:
         return Support(ANY)
-    return Support(
-        _dims([trial for trial in split if trial.kind in ("main", "alike")]), _reason(refused)
-    )
+    main = [trial for trial in split if trial.kind == "main"]
+    return Support(_dims(main), _reason(main) or _reason(refused))
 
 
 def _dims(trials: Sequence[Trial]) -> str:
