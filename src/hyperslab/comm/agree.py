@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NoReturn
+from typing import NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from hyperslab.comm.graph import is_watched, unwatched
 from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError
+
+Result = TypeVar("Result")
 
 LONG = 400
 """Values with longer words are shown from shortly before the place where they differ."""
@@ -34,6 +37,22 @@ def agree(error: Exception | None, mesh: Mesh) -> None:
         dist.all_reduce(first, dist.ReduceOp.MIN, group=mesh.group)
     if (rank := int(first)) < mesh.num_ranks:
         _raise_together(error, rank, mesh)
+
+
+def run_together(call: Callable[[], Result], mesh: Mesh) -> Result:
+    """What ``call`` returns; where it raises on one rank, because of values, all of them stop.
+
+    Collective over all ranks on CPUs. On a GPU values are looked at later, if at all.
+    """
+    if mesh.device.type != "cpu":
+        return call()
+    result, error = None, None
+    try:
+        result = call()
+    except (IndexError, RuntimeError, ValueError) as wrong:
+        error = wrong
+    agree(error, mesh)
+    return cast(Result, result)
 
 
 def _raise_together(error: Exception | None, rank: int, mesh: Mesh) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import itertools
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import AXES, Grid
 
-_meshes: weakref.WeakSet[Mesh] = weakref.WeakSet()
+_meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,9 @@ class Mesh:
     batch_stats: str = "global"
     """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
+
+    number: ClassVar[int]
+    """Of this very mesh in this process; see ``mesh_of``."""
 
     @property
     def num_ranks(self) -> int:
@@ -89,10 +95,16 @@ class Mesh:
         return self
 
     def __post_init__(self) -> None:
-        _meshes.add(self)
+        object.__setattr__(self, "number", next(_numbers))
+        _meshes[self.number] = self
 
     def __str__(self) -> str:
         return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
+
+
+def mesh_of(number: int) -> Mesh:
+    """The mesh with that ``number``."""
+    return _meshes[number]
 
 
 def init(
@@ -210,7 +222,7 @@ def _leave(backend: str) -> None:
         leave_words(dist.get_rank(), f"{type(error).__name__}: {error}")
     if backend == "gloo" or not error:
         dist.destroy_process_group()
-        for mesh in _meshes:
+        for mesh in _meshes.values():
             mesh._groups.clear()
             mesh.__dict__.pop("group", None)
         forget_groups()

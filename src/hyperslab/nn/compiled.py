@@ -17,7 +17,7 @@ from torch._dynamo import nonstrict_trace
 from torch.compiler import assume_constant_result
 
 from hyperslab.comm.journal import journal
-from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.mesh import Mesh, mesh_of
 from hyperslab.errors import HyperslabError
 from hyperslab.layout import Cuts, Layout, Split
 from hyperslab.nn.registry import dispatch
@@ -49,7 +49,7 @@ def dispatch_in_graph(
     tensors: list[Tensor] = []
     meshes: list[Mesh] = []
     arguments = _describe((args, kwargs), tensors, meshes)
-    number = _remember(function, arguments, meshes[0])
+    number = _remember(function, arguments, index(meshes[0].number))
     pieces = _run(number + 0, *tensors)  # + 0: a constant that Dynamo wants no guard for
     result = _result_of(number)
     if result[0] == "error":  # Dynamo would not tell of an error inside the call
@@ -58,8 +58,8 @@ def dispatch_in_graph(
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
-def _remember(function: Callable[..., Any], arguments: Description, mesh: Mesh) -> int:
-    _calls.append(_Call(function, arguments, mesh, []))
+def _remember(function: Callable[..., Any], arguments: Description, mesh: int) -> int:
+    _calls.append(_Call(function, arguments, mesh_of(mesh), []))
     return len(_calls) - 1
 
 

@@ -75,7 +75,7 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     journal.add(function, args)
     try:
         rule = _RULES.get(function)
-        if rule is None:
+        if rule is None or kwargs.get("out") is not None:
             return _DEFAULT[0](function, args, kwargs)
         try:
             return rule(*args, **kwargs)

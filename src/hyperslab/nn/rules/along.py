@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from hyperslab.comm.agree import run_together
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Split
 from hyperslab.nn.recut import recut
@@ -39,6 +40,8 @@ class Along(NamedTuple):
     """How many new dims its results have in front of the batch."""
     takes_empty: bool = True
     """Whether torch runs it on a batch of nothing."""
+    looks: bool = False
+    """Whether values, such as an index out of range, can make it raise."""
 
 
 def at(place: int, default: Any = None) -> Pick:
@@ -53,7 +56,13 @@ def at(place: int, default: Any = None) -> Pick:
 
 def last(num: int) -> Pick:
     """The last ``num`` dims."""
-    return lambda shape, args, kwargs: range(-num, 0)
+
+    def pick(shape: Shape, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(shape) < num:
+            raise RuntimeError(f"a tensor of shape {shape} does not have {num} dims to work along")
+        return range(-num, 0)
+
+    return pick
 
 
 def all_but(place: int) -> Pick:
@@ -115,9 +124,9 @@ ALONG: dict[str, Along] = {
     "cond": Along(last(2), others="numbers", takes_empty=False),
     "solve_triangular cholesky_solve": Along(last(2), others="broadcast"),
     # Indices along a dim, the same in every batch or one for each element.
-    "gather scatter scatter_add scatter_reduce": Along(at(1)),
-    "take_along_dim": Along(at(2), others="broadcast"),
-    "index_add index_copy index_fill index_reduce": Along(at(1)),
+    "gather scatter scatter_add scatter_reduce": Along(at(1), looks=True),
+    "take_along_dim": Along(at(2), others="broadcast", looks=True),
+    "index_add index_copy index_fill index_reduce": Along(at(1), looks=True),
     # Each element by itself, looked up in tensors that are whole.
     "bucketize isin": Along(lambda *_: (), others="whole"),
 }
@@ -177,10 +186,14 @@ def run_along(
     )
     if empty:
         pieces[id(operands[0])] = _with_one(pieces[id(operands[0])], empty)
-    out = function(
-        *(pieces.get(id(arg), arg) for arg in args),
-        **{name: pieces.get(id(arg), arg) for name, arg in kwargs.items()},
-    )
+
+    def run() -> Any:
+        return function(
+            *(pieces.get(id(arg), arg) for arg in args),
+            **{name: pieces.get(id(arg), arg) for name, arg in kwargs.items()},
+        )
+
+    out = run_together(run, like.mesh) if along.looks and plan.batch.split_dims else run()
     if in_place:
         return operands[0]
     gone = () if _keeps(along, args, kwargs) else dims
@@ -209,8 +222,9 @@ def _check(
 ) -> Slab:
     """The first Slab among the operands, if they are such as can be worked with."""
     slabs = [operand for operand in operands if isinstance(operand, Slab)]
-    if not slabs:
-        nested = next(filter(is_slab, tree_leaves((args, kwargs), is_leaf=is_slab)))
+    lists = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
+    nested = next(filter(is_slab, tree_leaves(lists, is_leaf=is_slab)), None) if lists else None
+    if nested is not None:
         raise unsupported(function, nested, "it stands in a list")
     if kwargs.get("out") is not None:
         raise unsupported(function, slabs[0], "out= is not supported")
@@ -411,7 +425,7 @@ def cross(
     return run_along(torch.linalg.cross, _CROSS, (input, other), {"dim": dim, "out": out})
 
 
-_LOOKED_UP = Along(lambda *_: (), others="whole")
+_LOOKED_UP = Along(lambda *_: (), others="whole", looks=True)
 _CROSS = Along(at(9, -1), others="broadcast")
 
 register(torch.linalg.cross)(_make_rule(torch.linalg.cross, _CROSS))

@@ -48,6 +48,8 @@ def flipud(input: Slab) -> Slab:
 def rot90(input: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
     """``input`` turned ``k`` times from the first to the second of two dims."""
     x = input
+    if x.ndim < 2:
+        raise RuntimeError(f"rot90 turns in a plane, and the tensor has shape {tuple(x.shape)}")
     if len(plane := check_dims(dims, x.ndim)) != 2:
         raise LayoutError(f"rot90 turns from one dim to another, got dims {plane}")
     first, second = plane

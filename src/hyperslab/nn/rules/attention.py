@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.layout import Layout
+from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.matmul import Names, bring, plan_product
 from hyperslab.nn.slab import Slab
@@ -56,7 +57,8 @@ def scaled_dot_product_attention(
         pieces.append(_causal(like, plan.output.span(-2, like.mesh.coords).start, *pieces[:2]))
     elif is_causal:
         options["is_causal"] = True
-    local = function(*pieces, **options)
+    box = plan.output.box(like.mesh.coords)
+    local = function(*pieces, **options) if box else nothing(box.shape, *pieces)
     return like.with_local(local, plan.output)
 
 

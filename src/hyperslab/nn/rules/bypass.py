@@ -34,12 +34,16 @@ def _piece(leaf: Any) -> Any:
     return leaf.local if isinstance(leaf, Slab) else leaf
 
 
+_HARMLESS = {"_NoopSaveInputs"}
+"""Functions of torch that give back what they get: that of activation checkpointing."""
+
+
 def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
     """``apply`` of a Function's class, or the rule registered for it if there is a Slab."""
 
     @wraps(apply)
     def apply_by_rule(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, Slab) for arg in args):
+        if any(isinstance(arg, Slab) for arg in args) and cls.__name__ not in _HARMLESS:
             return dispatch(cls.apply, args, kwargs)
         return apply(cls, *args, **kwargs)
 

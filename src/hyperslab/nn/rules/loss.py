@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.comm.agree import agree
+from hyperslab.comm.agree import run_together
 from hyperslab.errors import LayoutError
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.matmul import Names, bring, plan_product
@@ -80,17 +80,12 @@ class _Call:
 
     def _run_together(self, pieces: dict[str, Tensor], like: Slab) -> Tensor:
         """The loss on this rank; where values are wrong on one rank, all of them stop."""
-        local, error = torch.empty(0), None
-        try:
-            local = self.function(**{**self.arguments, **pieces, "reduction": "none"})
-        except (IndexError, RuntimeError, ValueError) as wrong:
-            error = wrong
-        # On a GPU few losses look at values before they return.
-        if like.device.type == "cpu" or self.function is F.gaussian_nll_loss:
-            agree(error, like.mesh)
-        elif error:
-            raise error
-        return local
+
+        def run() -> Tensor:
+            local: Tensor = self.function(**{**self.arguments, **pieces, "reduction": "none"})
+            return local
+
+        return run_together(run, like.mesh)
 
 
 def _from_the_right(tensors: Sequence[Slab | Tensor]) -> tuple[list[Names], Names]:
@@ -267,7 +262,8 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _Call(function, args, kwargs)
         x, target, weight = (call.arguments[name] for name in ("input", "target", "weight"))
-        if x.ndim < 2 or (isinstance(x, Slab) and x.layout.splits[1]):
+        split_weight = isinstance(weight, Slab) and weight.layout.split_dims
+        if x.ndim < 2 or (isinstance(x, Slab) and x.layout.splits[1]) or split_weight:
             slab = next(t for t in (x, target, weight) if isinstance(t, Slab))
             raise unsupported(function, slab, "its classes must lie along dim 1 and be whole")
         batch = _batch(x.ndim - 1)

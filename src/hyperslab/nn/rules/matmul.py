@@ -220,6 +220,8 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
     ) -> Any:
         slab = next(t for t in (input, first, second) if isinstance(t, Slab))
         refuse_out(function, slab, out)
+        if not slab.is_floating_point() and not slab.is_complex():
+            raise unsupported(function, slab, "its numbers are not floating point")
         if isinstance(first, Slab) or isinstance(second, Slab):
             made = dispatch(multiply, (first, second), {})
         else:
@@ -231,7 +233,11 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
 
     @register(getattr(Tensor, f"{name}_"))
     def add_in_place(self: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
-        return dispatch(Tensor.copy_, (self, added(self, *args, **kwargs)), {})
+        made = added(self, *args, **kwargs)
+        if tuple(made.shape) != tuple(self.shape):
+            why = "it would change the shape of what it is written into"
+            raise unsupported(function, made, why)
+        return dispatch(Tensor.copy_, (self, made), {})
 
 
 @register(torch.outer, Tensor.outer, torch.ger, Tensor.ger)

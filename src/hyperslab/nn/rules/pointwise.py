@@ -141,6 +141,8 @@ def rrelu(
     inplace: bool = False,
 ) -> Slab:
     """The leaky ReLU with the mean of both slopes; in training it would draw one an element."""
+    if lower > upper:
+        raise RuntimeError(f"rrelu: the lower bound {lower} is above the upper bound {upper}")
     if training:
         raise unsupported(F.rrelu, input, "it draws random numbers, which differ between ranks")
     return F.leaky_relu(input, (lower + upper) / 2, inplace)  # type: ignore[arg-type, return-value]

@@ -23,7 +23,7 @@ from hyperslab.layout import (
     Windowed,
     plan_windows,
 )
-from hyperslab.nn.registry import register
+from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.spatial import (
     check_batch,
     check_extents,
@@ -186,6 +186,8 @@ def _make_avg_pool(num_dims: int) -> None:
         divisor_override: int | None = None,
     ) -> Slab:
         x = check_batch(function, input, num_dims)
+        if not x.is_floating_point():
+            raise unsupported(function, x, "its numbers are not floating point")
         if divisor_override == 0:
             raise LayoutError("divisor_override must not be 0")
         windows = _pool_windows(x, kernel_size, stride, padding, ceil=ceil_mode)

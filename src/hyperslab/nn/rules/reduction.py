@@ -37,6 +37,8 @@ def normalize_dims(x: Slab, dim: Dims) -> tuple[int, ...]:
     for one in dims:
         if not -reach <= one < reach:
             raise IndexError(f"dim {one} is out of range for a tensor of {x.ndim} dims")
+    if len({one % reach for one in dims}) < len(dims):
+        raise RuntimeError(f"a dim appears more than once in {dims}")
     return tuple(sorted(one % x.ndim for one in dims)) if x.ndim else ()
 
 
@@ -113,7 +115,7 @@ def mean(
         return reduced(x, local, dims, keepdim=keepdim)
     kind = dtype or x.dtype
     if not kind.is_floating_point and not kind.is_complex:
-        raise TypeError(
+        raise RuntimeError(
             f"mean of a {x.dtype} tensor needs dtype=, a floating point or complex type"
         )
     summed: Any = total(x, dims, keepdim, dtype=torch.float32 if kind in SHORT else dtype)

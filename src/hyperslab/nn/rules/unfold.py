@@ -33,6 +33,7 @@ from hyperslab.nn.rules.spatial import (
     without_samples,
 )
 from hyperslab.nn.slab import Slab
+from hyperslab.nn.view_copy import fetch_view
 
 
 @register(Tensor.unfold)
@@ -48,13 +49,13 @@ def unfold_dim(input: Slab, dimension: int, size: int, step: int) -> Slab:
         )
     windows = (*(None,) * dim, Window(size, step), *(None,) * (x.ndim - dim - 1))
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, windows)
-    window = fetch(x.local, planned.exchange, x.mesh)
+    window = fetch_view(x, x.local, planned.exchange, x.layout)
     if planned.box.spans[dim].size:
-        local = window.unfold(dim, size, step)
+        local = window.local.unfold(dim, size, step)
     else:
-        local = nothing((*planned.box.shape, size), window)
+        local = nothing((*planned.box.shape, size), window.local)
     shape, splits = planned.output.shape, planned.output.splits
-    return x.with_local(local, Layout((*shape, size), (*splits, None)))
+    return window.viewed(local, Layout((*shape, size), (*splits, None)))
 
 
 Numbers = int | Sequence[int]

@@ -15,7 +15,7 @@ from hyperslab.layout import Layout
 from hyperslab.nn.registry import name_of, register_default, unsupported
 from hyperslab.nn.slab import Slab, is_slab
 
-_RESHAPING = ("as_strided_", "resize_as_", "resize_as_sparse_")
+_RESHAPING = ("addbmm_", "as_strided_", "resize_as_", "resize_as_sparse_")
 """Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""
 
 
