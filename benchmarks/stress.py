@@ -11,6 +11,7 @@ import json
 import warnings
 
 import click
+from rich.console import Console
 from rich.progress import track
 
 from hyperslab.testing.random_net import random_place
@@ -21,18 +22,30 @@ from hyperslab.testing.stress import draw_network, stress
 @click.option("--seed", default=0, show_default=True, help="Of the first network.")
 @click.option("--count", default=1000, show_default=True, help="How many networks.")
 @click.option("--device", default="cpu", show_default=True, help="Where the ranks compute.")
+@click.option("--json", "as_json", is_flag=True, help="Print nothing but the counts, as JSON.")
 @click.option("--verbose", is_flag=True, help="Show refused networks too.")
-def main(seed, count, device, verbose):
+def main(seed, count, device, as_json, verbose):
     warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
     found = collections.Counter()
     seeds = range(seed, seed + count)
-    for outcome in track(stress(seeds, device=device), "networks", total=count, transient=True):
+    for outcome in track(
+        stress(seeds, device=device),
+        "networks",
+        count,
+        console=Console(stderr=True),
+        transient=True,
+    ):
         found[outcome.verdict] += 1
-        if outcome.verdict == "wrong" or (verbose and outcome.verdict == "refused"):
+        told = outcome.verdict == "wrong" or (verbose and outcome.verdict == "refused")
+        if told and not as_json:
             place = random_place(outcome.seed, draw_network(outcome.seed).sample.shape)
             print(f"seed {outcome.seed} on {place}: {outcome.verdict}: {outcome.reason}\n")
     counts = {verdict: found[verdict] for verdict in ("right", "refused", "wrong")}
-    print(json.dumps({"networks": count, "first seed": seed, **counts}))
+    if as_json:
+        print(json.dumps({"networks": count, "first seed": seed, **counts}))
+    else:
+        shown = ", ".join(f"{num} {verdict}" for verdict, num in counts.items())
+        print(f"{count} networks from seed {seed} on: {shown}")
     raise SystemExit(1 if counts["wrong"] else 0)
 
 

@@ -219,6 +219,20 @@ def test_rules_are_the_same_in_a_graph(name):
 
 
 @pytest.mark.ranks(2)
+def test_writing_into_a_copied_part_is_refused_in_a_graph_too():
+    mesh = hs.init(depth=2, device="cpu")
+
+    @compiled
+    def step(x):
+        x = x * 2
+        x[:, :, 3].mul_(5)
+        return x.sum()
+
+    with pytest.raises(Exception, match=r"UnsupportedOp: .*mul_ .*it writes into a copy"):
+        step(hs.shard(seeded(*SHAPE), mesh))
+
+
+@pytest.mark.ranks(2)
 def test_a_refused_operator_is_named_in_the_error_of_the_compiler():
     mesh = hs.init(depth=2, device="cpu")
 

@@ -22,6 +22,10 @@ CASES = {
     "channels of rows": (lambda x: F.dropout1d(x, 0.3), X3),
     "module": (nn.Dropout(0.3), X5),
     "module of channels": (nn.Dropout3d(0.3, inplace=True), X5),
+    "saturated elements": (lambda x: F.alpha_dropout(x, 0.3, training=True), X5),
+    "saturated in place": (lambda x: F.alpha_dropout(x + 0, 0.3, True, inplace=True), X4),
+    "saturated channels": (nn.FeatureAlphaDropout(0.3), X4),
+    "channels by torch": (lambda x: torch.feature_dropout(x, 0.3, True), X5),
     "vectors": (lambda x: F.dropout(x.flatten(1), 0.3), X5),
     "one after the other": (lambda x: F.dropout(F.dropout(x, 0.3), 0.3), X5),
     "after a pool": (lambda x: F.dropout(F.max_pool3d(x, 3, 2, 1), 0.3), X5),
@@ -123,11 +127,15 @@ REFUSED = {
         hs.UnsupportedOp,
         "torch.nn.functional.dropout3d .*it has 4 dims, and batched input has 5",
     ),
-    "other noise": (lambda x: F.alpha_dropout(x), hs.UnsupportedOp, "alpha_dropout cannot run"),
-    "other noise on whole tensors": (
-        lambda x: torch.rand_like(x.mean((0, 2))),
+    "other noise": (
+        lambda x: torch.randint_like(x, 5),
         hs.UnsupportedOp,
-        "torch.rand_like .*it draws random numbers, which differ between ranks",
+        "torch.randint_like cannot run",
+    ),
+    "other noise on whole tensors": (
+        lambda x: torch.randint_like(x.mean((0, 2)), 5),
+        hs.UnsupportedOp,
+        "torch.randint_like .*it draws random numbers, which differ between ranks",
     ),
 }
 
@@ -142,3 +150,18 @@ def check_refused(place, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_the_same_words(run, name):
     run(UNEVEN, check_refused, name)
+
+
+@pytest.mark.ranks(2)
+def test_alpha_dropout_keeps_mean_and_spread_of_what_selu_gives():
+    mesh = hs.init(depth=2, device="cpu")
+    x = F.selu(torch.randn(4, 8, 12, 12, 12, generator=torch.Generator().manual_seed(0)))
+    for function in (F.alpha_dropout, F.feature_alpha_dropout):
+        out = hs.gather(function(hs.shard(x, mesh), 0.3, training=True))
+        torch.testing.assert_close(out.mean(), x.mean(), atol=0.3, rtol=0)
+        torch.testing.assert_close(out.std(), x.std(), atol=0.2, rtol=0)
+        plain = function(x[:1, :1], 0.3, training=True).min()
+        torch.testing.assert_close(out.min(), torch.minimum(plain, out.min()))
+        assert hs.gather(function(hs.shard(x, mesh), 0.3, training=False)).equal(x)
+    lost = hs.gather(F.alpha_dropout(hs.shard(x, mesh), 0.3, training=True)).mode().values.unique()
+    assert F.alpha_dropout(x, 0.3, training=True).mode().values.unique().isclose(lost[0]).any()

@@ -9,6 +9,7 @@ it. Messages are operators of the graph (``comm.graph``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any, NamedTuple
 
@@ -20,13 +21,19 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh, mesh_of
 from hyperslab.errors import HyperslabError
 from hyperslab.layout import Cuts, Layout, Split
-from hyperslab.nn.registry import dispatch
+from hyperslab.nn.registry import dispatch, unsupported
 from hyperslab.nn.slab import Slab
+from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
 
 # Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
-# ("slab", number of its piece, shape, splits), ("tensor", number), ("tuple", items),
+# ("slab" or "copy", number of its piece, shape, splits), ("tensor", number), ("tuple", items),
 # ("list", items), ("dict", pairs) or ("value", what).
 Description = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _GraphCopy(Slab):
+    """A ``ViewCopy`` in a graph, where nobody can tell whether what it was taken from lives."""
 
 
 class _Call(NamedTuple):
@@ -75,6 +82,8 @@ def _run(number: int, *tensors: Tensor) -> list[Tensor]:
     pieces: list[Tensor] = []
     before = journal.count  # when a graph is made, and how often, may differ from rank to rank
     try:
+        if writes_in_place(function, kwargs) and args and isinstance(args[0], _GraphCopy):
+            raise unsupported(function, args[0], WRITTEN)
         result[:] = [_describe(dispatch(function, args, kwargs), pieces, [])]
     except HyperslabError as error:
         result[:] = [("error", f"{type(error).__name__}: {error}")]
@@ -91,7 +100,8 @@ def _describe(value: Any, tensors: list[Tensor], meshes: list[Mesh]) -> Descript
         splits = [
             split and (split.axis, _fixed(split.cuts.bounds)) for split in value.layout.splits
         ]
-        return "slab", len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
+        kind = "copy" if isinstance(value, ViewCopy | _GraphCopy) else "slab"
+        return kind, len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
     if isinstance(value, Tensor):
         tensors.append(value)
         return "tensor", len(tensors) - 1
@@ -113,12 +123,13 @@ def _fixed(numbers: Sequence[int]) -> tuple[int, ...]:
 def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) -> Any:
     """The value that was described, with other tensors in it."""
     kind = description[0]
-    if kind == "slab":
+    if kind in ("slab", "copy"):
         _, number, shape, splits = description
         layout = Layout(
             shape, tuple([split and Split(split[0], Cuts(split[1])) for split in splits])
         )
-        return Slab(tensors[number], layout, mesh)
+        cls = Slab if kind == "slab" else _GraphCopy
+        return cls(tensors[number], layout, mesh)
     if kind == "tensor":
         return tensors[description[1]]
     if kind == "tuple":

@@ -210,13 +210,16 @@ def _traits(module: nn.Module) -> list[tuple[object, ...]]:
 def _share_random_state(mesh: Mesh) -> None:
     if mesh.num_ranks == 1:
         return
-    state = torch.get_rng_state()
-    first = state.clone()
-    broadcast_([first], mesh, "copying the random state of rank 0")
-    changed = torch.tensor([int(not torch.equal(state, first))])
+    on_gpu = mesh.device.type == "cuda"
+    state = [torch.get_rng_state(), *([torch.cuda.get_rng_state(mesh.device)] if on_gpu else [])]
+    first = [part.clone() for part in state]
+    broadcast_(first, mesh, "copying the random state of rank 0")
+    changed = torch.tensor([int(not all(map(torch.equal, state, first)))])
     with contact("comparing random states", mesh):
         dist.all_reduce(changed, group=mesh.group)
-    torch.set_rng_state(first)
+    torch.set_rng_state(first[0])
+    if on_gpu:
+        torch.cuda.set_rng_state(first[1], mesh.device)
     if int(changed) and mesh.rank == 0:
         warnings.warn(
             f"torch's random state differed on {int(changed)} of {mesh.num_ranks} ranks and is now "

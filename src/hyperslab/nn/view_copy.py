@@ -43,6 +43,13 @@ class _Origin(NamedTuple):
         return base is not None and _version(base) != self.version
 
 
+WRITTEN = (
+    "it writes into a copy of what other ranks hold, where torch writes through a view into the "
+    "tensor it was taken from: assign to that tensor, as in x[index] = value, or clone() the part "
+    "first"
+)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ViewCopy(Slab):
     """A Slab that is a view of another tensor in torch and a copy here, as data had to move.
@@ -83,7 +90,7 @@ class ViewCopy(Slab):
         for copy, version in zip(copies, versions, strict=True):
             uncounted = copy._piece.is_inference() and bool(args) and args[0] is copy
             written = _version(copy._piece) != version or (
-                uncounted and _writes_in_place(function, kwargs)
+                uncounted and writes_in_place(function, kwargs)
             )
             if written and any(origin.lives for origin in copy.origins):
                 raise unsupported(
@@ -107,7 +114,7 @@ def _version(piece: Tensor) -> int:
     return 0 if piece.is_inference() else piece._version
 
 
-def _writes_in_place(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+def writes_in_place(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether ``function`` writes into its first argument, by its name."""
     name = name_of(function).rsplit(".", 1)[-1]
     if name.startswith("__"):

@@ -25,6 +25,7 @@ from hyperslab.nn.rules import (
     pad as pad,
     pointwise as pointwise,
     pool as pool,
+    random as random,
     reduction as reduction,
     repeat as repeat,
     response_norm as response_norm,

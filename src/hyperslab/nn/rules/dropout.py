@@ -6,15 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.comm.graph import is_watched
-from hyperslab.comm.journal import journal
 from hyperslab.errors import ConfigError
 from hyperslab.layout import Box
+from hyperslab.nn.random_words import NUM_WORDS, random_words
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
-_FACTORS = 0x21F0AAAD, 0x735A2D97  # of the hash lowbias32; below 2**31: no int64 product overflows
-_WORD = 0xFFFFFFFF
+_SATURATION = 1.7580993408473766
+"""What SELU comes to, far below zero, with the sign changed."""
 
 
 @register(F.dropout, torch.dropout)
@@ -44,6 +43,52 @@ def _make_feature_dropout(num_dims: int) -> None:
         return _drop(input, p, 2, training, inplace=inplace)
 
 
+@register(F.alpha_dropout, torch.alpha_dropout)
+def alpha_dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = False,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``input`` with elements set to what SELU saturates at, scaled to the same mean and spread."""
+    given = train if training is None else training
+    return _drop_alpha(input, p, input.ndim, given, inplace=inplace)
+
+
+@register(F.feature_alpha_dropout, torch.feature_alpha_dropout)
+def feature_alpha_dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = False,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``alpha_dropout`` of whole channels."""
+    return _drop_alpha(input, p, 2, train if training is None else training, inplace=inplace)
+
+
+@register(torch.feature_dropout)
+def channel_dropout(input: Slab, p: float, train: bool) -> Slab:
+    """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
+    return _drop(input, p, 2, train, inplace=False)
+
+
+def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
+    if not training or p in (0, 1):
+        return _drop(x, p, num_dims, training, inplace=inplace)
+    keep = _keep_mask(x.box, num_dims, p, x.device)
+    scale = ((_SATURATION**2 * p + 1) * (1 - p)) ** -0.5
+    shift = _SATURATION * scale * p
+    lost = x.local.new_full((), shift - _SATURATION * scale)
+    dropped = torch.where(keep, x.local * scale + shift, lost)
+    return x.copy_(x.with_local(dropped)) if inplace else x.with_local(dropped)
+
+
 def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
     if not 0 <= p <= 1:
         raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
@@ -63,26 +108,8 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
 
 
 def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tensor:
-    """True where the element stays; a hash of the global index along the first ``num_dims`` dims.
-
-    The seed comes from torch's CPU generator: all ranks draw the same one, and activation
-    checkpointing, which restores that generator, draws the same mask again.
-    """
-    bits = torch.randint(_WORD + 1, ())  # a tensor, as a compiled graph draws one in every step
-    if not is_watched():
-        journal.add(torch.randint, (int(bits),))  # ranks compare what they drew
-    for dim, span in enumerate(box.spans[:num_dims]):
-        index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
-        bits = _mixed(bits ^ index.view(-1, *[1] * (len(box.spans) - 1 - dim)))
-    return bits >= round(p * (_WORD + 1))
-
-
-def _mixed(bits: Tensor) -> Tensor:
-    """Every bit of the 32-bit words in ``bits`` spread over all of them."""
-    bits = (bits + 0x9E3779B9) & _WORD
-    bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _WORD
-    bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _WORD
-    return bits ^ bits >> 15
+    """True where the element stays, the same along the dims after the first ``num_dims``."""
+    return random_words(box, num_dims, device) >= round(p * NUM_WORDS)
 
 
 for _num_dims in (1, 2, 3):
