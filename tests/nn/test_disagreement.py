@@ -181,3 +181,15 @@ def test_different_values_are_refused_by_shard_and_rounding_is_not(dtype):
         hs.shard(x + mesh.rank, mesh)
     hs.shard(x * (1 + 1e-9 * mesh.rank) if dtype.is_floating_point else x, mesh)
     hs.shard(torch.full_like(x, torch.nan) if dtype.is_floating_point else x, mesh)
+
+
+@pytest.mark.ranks(2)
+def test_ranks_with_different_losses_are_told_so_in_the_next_forward_pass():
+    mesh = hs.init(height=2, device="cpu")
+    torch.manual_seed(0)
+    model = hs.parallelize(nn.Conv2d(2, 2, 3).double(), mesh)
+    x = hs.shard(seeded(*SHAPE), mesh)
+    y = model(x)
+    (y.abs() if mesh.rank else y.square()).mean().backward()
+    with pytest.raises(hs.CommError, match=r"is square of .* on rank 0 and abs of .* on rank 1"):
+        model(x).mean().backward()

@@ -907,3 +907,70 @@ def test_one_rank_needs_no_process_group(shard_weights, batch_stats):
     loss_of(plain(seeded(*SHAPE))).backward()
     assert_same_grads(model, plain)
     close(copy.deepcopy(model).state_dict(), model.state_dict())
+
+
+# Passes that the module's own forward pass does not begin
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)
+
+    def encode(self, x):
+        return torch.tanh(self.encoder(x))
+
+    def decode(self, x):
+        return self.decoder(x)
+
+    def forward(self, x):
+        return self.decode(self.encode(x))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:a backward pass gave no gradient")
+def test_gradients_of_what_other_methods_and_parts_return_are_averaged_too():
+    mesh = mesh_of({"height": 2})
+    module, plain = make(Coder)
+    model, x = hs.parallelize(module, mesh), seeded(*SHAPE)
+    ways = [
+        lambda net, x: net.decode(net.encode(x)),
+        lambda net, x: net(x),
+        lambda net, x: net.encode(x),
+        lambda net, x: net.decoder(torch.tanh(net.encoder(x))),
+        lambda net, x: net(x) + net.decode(net.encode(x)),
+        lambda net, x: net(x),
+    ]
+    for way in ways:
+        loss_of(way(model, hs.shard(x, mesh))).backward()
+        loss_of(way(plain, x)).backward()
+        assert_same_grads(model, plain)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:a backward pass gave no gradient")
+def test_a_gradient_penalty_is_averaged_though_a_bias_gets_no_gradient():
+    mesh = mesh_of({"height": 2})
+    module, plain = make(Coder)
+    model = hs.parallelize(module, mesh)
+    for _ in range(2):
+        for net, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
+            leaf = seeded(*SHAPE).requires_grad_()
+            out = net(enter(leaf))
+            (grad,) = torch.autograd.grad(loss_of(out), leaf, create_graph=True)
+            ((grad.norm() - 1) ** 2).backward()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.ranks(2)
+def test_autograd_grad_of_weights_gives_those_of_one_process():
+    mesh = mesh_of({"height": 2})
+    module, plain = make(Coder)
+    model, found = hs.parallelize(module, mesh), []
+    for net, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
+        loss = loss_of(net(enter(seeded(*SHAPE))))
+        (grad,) = torch.autograd.grad(loss, net.encoder.weight, create_graph=True)
+        (second,) = torch.autograd.grad((grad**2).sum(), [net.decoder.weight])
+        found.append((grad.detach(), second))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._pytree import tree_map
 
 import hyperslab as hs
 from hyperslab.testing import Team, assert_same_as_serial, seeded
@@ -272,3 +273,20 @@ def check_own_function(place):
 
 def test_a_function_of_the_users_own_is_named(run):
     run(DEPTH, check_own_function)
+
+
+@pytest.mark.ranks(2)
+def test_a_slab_is_no_container_to_tree_map_and_vmap():
+    mesh = hs.init(depth=2, device="cpu")
+    x = hs.shard(torch.ones(2, 1, 4, 4, 4), mesh)
+    words = "a Slab is no container of tensors"
+    for call in (
+        lambda: tree_map(lambda v: v - v.mean(), [x]),
+        lambda: torch.vmap(lambda v: v * v.shape[0])(x),
+    ):
+        with pytest.raises(hs.UnsupportedOp, match=words):
+            call()
+    (doubled,) = tree_map(lambda v: v * 2, [x], is_leaf=lambda v: isinstance(v, hs.Slab))
+    assert float(doubled.mean()) == 2
+    with pytest.raises(TypeError, match="cat joins a tuple or list"):
+        torch.cat(x, 1)

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import pytest
 import torch
 from hypothesis import event, given, settings, strategies as st
 
@@ -96,3 +97,12 @@ def test_what_is_written_shows_where_it_shows_in_one_process(run, data, chain, g
     verdicts = run(data.draw(places(chain.shape)), check_chain, chain, grads)
     assert len(set(verdicts)) == 1
     event(verdicts[0])
+
+
+@pytest.mark.ranks(2)
+def test_a_part_of_a_detached_tensor_is_a_copy_too():
+    mesh = hs.init(depth=2, device="cpu")
+    y = hs.shard(seeded(2, 3, 8, 4, 4), mesh) * 2
+    for alias in (y.detach(), y.data):
+        with pytest.raises(hs.UnsupportedOp, match="it writes into a copy"):
+            alias[:, :, 0].zero_()

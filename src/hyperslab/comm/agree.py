@@ -134,8 +134,9 @@ class Comparison:
         runs = {rank: (0, text) for rank, text in enumerate(texts)}
         difference = first_difference(runs, shared=max(map(len, texts)))
         raise CommError(
-            f"ranks ran different operators in a forward pass: {difference}; every rank must run "
-            "the same model on inputs of the same global shape"
+            f"ranks ran different operators: {difference}, counted from the last forward pass "
+            "that was the same on all; every rank must run the same model and loss on inputs of "
+            "the same global shape"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hyperslab.comm.agree import Comparison, post_comparison
-from hyperslab.comm.journal import Entry
+from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 
 
@@ -21,14 +21,25 @@ class Comparisons:
 
     mesh: Mesh
     _pending: list[Comparison] = field(default_factory=list)
+    _begun: int = 0
+    """How many operators had been run when a forward pass began."""
+    _compared: int | None = None
+    """How many have been compared."""
 
-    def post(self, entries: list[Entry]) -> None:
-        """Begins to compare ``entries``. Collective over all ranks.
+    def begin(self) -> None:
+        """Says that a forward pass begins."""
+        self._begun = journal.count
 
-        One rank may run a module by itself on a plain tensor: nothing is compared then.
+    def post(self) -> None:
+        """Begins to compare what was run since the last comparison, losses included.
+
+        Collective over all ranks. One rank may run a module by itself on a plain tensor: nothing
+        is compared then.
         """
-        if self.mesh.num_ranks == 1 or not entries:
+        if self.mesh.num_ranks == 1 or journal.count == self._begun:
             return
+        entries = journal.since(self._begun if self._compared is None else self._compared)
+        self._compared = journal.count
         self.settle()
         self._pending.append(post_comparison(entries, self.mesh))
         if not torch.is_grad_enabled():

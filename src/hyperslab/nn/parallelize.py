@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 from hyperslab.comm.agree import agree_on
 from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
-from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn.comparisons import Comparisons
@@ -91,13 +90,13 @@ class Parallel:
         args, kwargs = tree_map(self._on_mesh, (args, kwargs), is_leaf=is_slab)
         if is_dynamo_compiling():
             return state.run(*args, **kwargs)
-        before = journal.count
+        state.comparisons.begin()
         try:
             out = state.run(*args, **kwargs)
         except Exception as error:
             add_module_path(error, self)  # type: ignore[arg-type]
             raise
-        state.comparisons.post(journal.since(before))
+        state.comparisons.post()
         if state.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
             buffers = self.buffers()  # type: ignore[attr-defined]
             broadcast_(buffers, state.mesh, "copying the buffers of rank 0")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.comm.journal import journal
 from hyperslab.layout import Layout, plan_recut
 from hyperslab.nn.slab import Slab
 
@@ -34,4 +35,5 @@ def gather(x: Slab | Tensor) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
+    journal.add(gather, (x,))
     return whole_along(x, x.layout.split_dims).local

@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.library import custom_op
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
@@ -26,6 +27,9 @@ from hyperslab.layout import AXES
 from hyperslab.nn.comparisons import Comparisons
 from hyperslab.nn.outputs import map_tensors, tensors_of
 
+replicated: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The parameters whose gradients are averaged, and the meshes that they are averaged over."""
+
 
 class Replica:
     """A module whose gradients are averaged over all ranks at the end of a backward pass.
@@ -33,8 +37,9 @@ class Replica:
     By itself DDP averages in the first backward pass after a forward pass and in no other: a second
     one through the same graph, or through the graph of an earlier forward pass, leaves each rank
     with a gradient of its own and says nothing. Here every backward pass that reaches an output of
-    the module averages what has been added up so far. That is exact, because what was averaged
-    before is equal on all ranks. Parameters may also be frozen, thawed or replaced at any time.
+    the module, or gives one of its parameters a gradient, averages what has been added up so far.
+    That is exact, because what was averaged before is equal on all ranks. Parameters may also be
+    frozen, thawed or replaced at any time.
     """
 
     def __init__(
@@ -57,10 +62,15 @@ class Replica:
         """Whether DDP has averaged all gradients since it was last told to."""
         self._travelling: list[Future[Tensor]] = []
         """Gradients on their way to and from the other ranks."""
+        self._got_grads = False
+        """Whether a parameter got a gradient in that pass."""
+        self._averaged_before = False
+        """Whether DDP had nothing left to do when that pass began."""
         self._by_hand = False
         """Whether gradients are averaged after the backward pass, as DDP wants one of all."""
         self._number = len(_replicas)
         _replicas.append(weakref.ref(self))
+        self._watch_parameters()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -120,8 +130,28 @@ class Replica:
     def _averages(self) -> bool:
         return self._by_hand or self._ddp is not None
 
+    def _watch_parameters(self) -> None:
+        """Makes parameters tell when they get a gradient in a pass that no output was told of.
+
+        Such are passes from what other methods or parts of the module return, and those of
+        gradient penalties.
+        """
+        for parameter in self._body.parameters():
+            if parameter.requires_grad and parameter not in replicated:
+                replicated[parameter] = self._mesh
+                parameter.register_post_accumulate_grad_hook(_Watcher(self))
+
+    def on_grad(self) -> None:
+        """Called when a parameter gets a gradient."""
+        if not self._sync:
+            return
+        if torch._C._current_graph_task_id() != self._pass:
+            self._begin_pass()
+        self._got_grads = True
+
     def _adopt_parameters(self) -> None:
         """Makes DDP know the parameters that want gradients now."""
+        self._watch_parameters()
         if self._by_hand:
             return
         now = [p for p in self._body.parameters() if p.requires_grad]
@@ -138,36 +168,40 @@ class Replica:
             self._ddp.register_comm_hook(weakref.ref(self), _average)
 
     def before_backward(self, grad: Tensor) -> None:
-        current = torch._C._current_graph_task_id()
-        if current == self._pass or not self._averages:
+        if not self._averages or torch._C._current_graph_task_id() == self._pass:
             return
-        self._pass = current
         if self._averaged and self._ddp is not None:
             self._ddp.reducer.prepare_for_backward([])
             self._averaged = False
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._pass = torch._C._current_graph_task_id()
+        self._got_grads, self._averaged_before = False, self._averaged
         Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
-        """Averages what DDP did not, because some parameters were given no gradients.
+        """Averages what DDP did not.
 
-        DDP has then averaged none or a part of them, which it would only tell in the next forward
-        pass. A pass to inputs alone, by ``torch.autograd.grad``, gives none and is well.
+        DDP wants a gradient of every parameter in a pass that a forward pass was made for. It has
+        else averaged none or a part of them, which it would only tell in the next forward pass. A
+        pass to inputs alone, by ``torch.autograd.grad``, gives no parameter one and is well.
         """
         travelling, self._travelling = self._travelling, []
         with contact("averaging gradients", self._mesh):
             for average in travelling:
                 average.wait()
         self._comparisons.settle()
-        if self._by_hand:
-            self._average_by_hand()
-        elif not self._averaged and self._ddp is not None:
+        if self._ddp is not None and not self._averaged:
             try:
                 self._ddp.reducer._rebuild_buckets()  # raises if DDP has begun and not finished
             except RuntimeError:
                 self._leave_ddp(self._ddp)
-                self._average_by_hand()
             else:
                 self._ddp.reducer.prepare_for_backward([])
+        by_ddp = self._averaged and not self._averaged_before
+        if self._got_grads and not by_ddp:
+            self._average_by_hand()
 
     def _leave_ddp(self, ddp: DistributedDataParallel) -> None:
         ddp._remove_autograd_hooks()
@@ -202,6 +236,17 @@ def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor
 
 def _is(a: object, b: object) -> bool:
     return a is b
+
+
+class _Watcher:
+    """What a parameter calls, which does not keep its replica alive."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = weakref.ref(replica)
+
+    def __call__(self, parameter: Tensor) -> None:
+        if replica := self._replica():
+            replica.on_grad()
 
 
 class _Body(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,7 +91,7 @@ class Slab:
     @property
     def data(self) -> Slab:
         """The same memory outside the autograd graph."""
-        return self.viewed(self.local.data, self.layout)
+        return self.detached(self.local.data)
 
     @property
     def requires_grad(self) -> bool:
@@ -194,6 +195,15 @@ class Slab:
         """A Slab on the same mesh whose piece is a view of this one's."""
         return Slab(local, layout, self.mesh, True, self.is_part or is_part)
 
+    def detached(self, local: Tensor) -> Slab:
+        """This Slab outside its graph; ``local`` shares its memory, which autograd does not know.
+
+        The piece is told what it shares memory with, for ``view_copy``.
+        """
+        base = self.local if self.local._base is None else self.local._base
+        local.shares_with = getattr(base, "shares_with", base)  # type: ignore[attr-defined]
+        return self.viewed(local, self.layout)
+
     def on(self, mesh: Mesh) -> Slab:
         """This Slab with the settings of ``mesh``, which has the same ranks in the same places."""
         if mesh is self.mesh:
@@ -274,10 +284,33 @@ def is_slab(leaf: object) -> bool:
     return isinstance(leaf, Slab)
 
 
+_LOOK_INSIDE = ("torch.distributed", "torch.nn", "torch._dynamo", "torch.utils.", "hyperslab")
+
+
+def check_looks_inside() -> None:
+    """Raises unless the caller of torch's pytrees is one who may see the piece of a Slab.
+
+    To others, as to ``tree_map`` in a model or to ``torch.vmap``, it would look like the whole.
+    """
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_globals["__name__"] == "torch.utils._pytree":
+        frame = frame.f_back
+    if not frame.f_globals["__name__"].startswith(_LOOK_INSIDE):
+        raise UnsupportedOp(
+            "a Slab is no container of tensors: give tree_map and the like "
+            "is_leaf=lambda leaf: isinstance(leaf, hs.Slab); torch.func and vmap cannot run on it"
+        )
+
+
+def _flatten(slab: Slab) -> tuple[list[Tensor], tuple[Layout, Mesh, bool, bool]]:
+    check_looks_inside()
+    return [slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)
+
+
 # FSDP2 finds the tensors in a module's inputs and outputs this way.
 register_pytree_node(
     Slab,
-    lambda slab: ([slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)),
+    _flatten,
     lambda leaves, context: Slab(*leaves, *context),
     serialized_type_name="hyperslab.Slab",
 )

@@ -15,7 +15,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Exchange, Layout, plan_recut
 from hyperslab.nn.registry import dispatch, name_of, unsupported
-from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
 
 
 class _Origin(NamedTuple):
@@ -29,6 +29,7 @@ class _Origin(NamedTuple):
     @classmethod
     def of(cls, piece: Tensor) -> _Origin:
         base = piece if piece._base is None else piece._base
+        base = getattr(base, "shares_with", base)
         storage = StorageWeakRef(piece.untyped_storage()) if piece.is_inference() else None
         return cls(weakref.ref(base), _version(base), storage)
 
@@ -176,9 +177,14 @@ def plain_if_number(x: Slab) -> Slab | Tensor:
     return x if x.layout.shape or isinstance(x, ViewCopy) else x.local
 
 
+def _flatten(copy: ViewCopy) -> tuple[list[Tensor], tuple[object, ...]]:
+    check_looks_inside()
+    return [copy.local], (copy.layout, copy.mesh, True, True, copy.origins)
+
+
 register_pytree_node(
     ViewCopy,
-    lambda copy: ([copy.local], (copy.layout, copy.mesh, True, True, copy.origins)),
+    _flatten,
     lambda leaves, context: ViewCopy(*leaves, *context),
     serialized_type_name="hyperslab.ViewCopy",
 )

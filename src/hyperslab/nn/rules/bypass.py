@@ -11,10 +11,14 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_map
 
+from hyperslab.comm.reduce import reduce_sum
+from hyperslab.layout import AXES
 from hyperslab.nn.registry import dispatch
+from hyperslab.nn.replica import replicated
 from hyperslab.nn.slab import Slab, is_slab
 
 
@@ -50,5 +54,25 @@ def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
     return apply_by_rule
 
 
+def _averaged_grad(grad: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.autograd.grad``, which gives the gradients of weights as ``backward`` adds them."""
+
+    @wraps(grad)
+    def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = grad(outputs, inputs, *args, **kwargs)
+        given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        if not any(x in replicated for x in given if isinstance(x, Tensor)):
+            return found
+        return tuple(
+            reduce_sum(g, replicated[x], AXES) / replicated[x].num_ranks
+            if x in replicated and g is not None
+            else g
+            for x, g in zip(given, found, strict=True)
+        )
+
+    return averaged
+
+
+torch.autograd.grad = _averaged_grad(torch.autograd.grad)
 torch.jit.isinstance = _judge_pieces(torch.jit.isinstance)
 Function.apply = classmethod(_apply_by_rule(Function.apply.__func__))  # type: ignore[assignment,attr-defined]

@@ -132,7 +132,7 @@ def _with_new_dim(layout: Layout, at: int) -> Layout:
 @register(torch.detach, Tensor.detach)
 def detach(input: Slab) -> Slab:
     """``input`` without its past, which shares its memory."""
-    return input.viewed(input.local.detach(), input.layout)
+    return input.detached(input.local.detach())
 
 
 @register(torch.detach_, Tensor.detach_)

@@ -64,7 +64,8 @@ def interpolate(
         local = _run_split(x, window, kind, windows, factors, planned).to(dtype)
     else:
         local = F.interpolate(window, size, scale_factor, *options)
-    return x.with_local(local, planned.output)
+    # Resized to its own size, it is still a tensor of its own.
+    return x.with_local(local.clone() if local is x.local else local, planned.output)
 
 
 def _hashable(value: Any) -> Any:

@@ -33,6 +33,8 @@ Tensors = Sequence[Slab | Tensor]
 @numpy_names
 def cat(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -> Slab:
     """The tensors joined along ``dim``, under the layout of the most split Slab among them."""
+    if isinstance(tensors, Slab):
+        raise TypeError("cat joins a tuple or list of tensors, and was given one Slab")
     given = [t for t in tensors if isinstance(t, Slab)]
     first = max(given, key=lambda slab: (slab.shape != (0,), len(slab.layout.split_dims)))
     if out is not None:
