@@ -10,7 +10,7 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.nn import halo_conv
-from hyperslab.testing import seeded
+from hyperslab.testing import Team, seeded
 
 pytestmark = [  # The compiler itself does what torch warns of.
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -108,8 +108,12 @@ def test_a_convolution_that_would_hide_its_messages_is_right_in_a_graph(monkeypa
     torch.testing.assert_close(losses, train(plain, x, y), rtol=1e-10, atol=0)
 
 
-@pytest.mark.ranks(2)
 def test_inductor_makes_code_that_gives_the_numbers_of_the_plain_model():
+    with Team(2, timeout_seconds=300) as team:
+        team.run(train_with_inductor)
+
+
+def train_with_inductor():
     torch._dynamo.reset()
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3), nn.GELU()).double()

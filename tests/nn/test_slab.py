@@ -72,7 +72,7 @@ REFUSED = {
     "numbers": (lambda x: x.tolist(), "torch.Tensor.tolist"),
     "backward": (lambda x: x.backward(), "torch.Tensor.backward"),
     "one number": (lambda x: x.item(), "torch.Tensor.item"),
-    "noise": (lambda x: x.uniform_(), "torch.Tensor.uniform_"),
+    "noise": (lambda x: x.random_(), "torch.Tensor.random_"),
     "sampling": (
         lambda x: F.grid_sample(x, torch.zeros(3, 2, 2, 2, 3)),
         "torch.nn.functional.grid_sample",

@@ -29,6 +29,7 @@ from hyperslab.nn.rules import (
     reduction as reduction,
     repeat as repeat,
     response_norm as response_norm,
+    sample as sample,
     select as select,
     shape as shape,
     shuffle as shuffle,

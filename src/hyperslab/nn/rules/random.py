@@ -46,6 +46,11 @@ def _check(function: Any, x: Slab, generator: Generator | None, kind: torch.dtyp
         raise unsupported(function, x, "its numbers are not floating point")
 
 
+def _require(holds: bool, words: str) -> None:
+    if not holds:
+        raise RuntimeError(words)
+
+
 @register(torch.rand_like)
 def rand_like(
     input: Slab,
@@ -77,8 +82,10 @@ def randn_like(
 def bernoulli(input: Slab, p: float | None = None, *, generator: Generator | None = None) -> Slab:
     """Ones with the probability that each element of ``input``, or ``p``, says; else zeros."""
     _check(torch.bernoulli, input, generator, input.dtype)
+    _require(p is None or 0 <= p <= 1, f"bernoulli wants a probability, got {p}")
     chance = input.local.detach() if p is None else p
-    return input.with_local((_uniform(input) < chance).to(input.dtype))
+    no_grad = input.local.nan_to_num() * 0  # torch's gradient of it is zero, not none
+    return input.with_local(no_grad + (_uniform(input) < chance).to(input.dtype))
 
 
 @register(Tensor.normal_)
@@ -87,6 +94,7 @@ def normal_(
 ) -> Slab:
     """``self``, filled with numbers of a normal distribution."""
     _check(Tensor.normal_, self, generator, self.dtype)
+    _require(std >= 0, f"normal_ wants a spread of at least 0, got {std}")
     self.local.copy_(_normal(self) * std + mean)
     return self
 
@@ -96,6 +104,7 @@ def uniform_(self: Slab, to: float = 0, end: float = 1, **options: Any) -> Slab:
     """``self``, filled with numbers from the first to below the second bound."""
     low, high = options.pop("from", to), options.pop("to", end)
     _check(Tensor.uniform_, self, options.pop("generator", None), self.dtype)
+    _require(low <= high, f"uniform_ wants bounds that rise, got {low} and {high}")
     self.local.copy_(_as_dtype(_uniform(self), self.dtype) * (high - low) + low)
     return self
 
@@ -108,6 +117,7 @@ def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None
             Tensor.bernoulli_, self, "its probability is a tensor: use torch.bernoulli"
         )
     _check(Tensor.bernoulli_, self, generator, self.dtype)
+    _require(0 <= p <= 1, f"bernoulli_ wants a probability, got {p}")
     self.local.copy_(_uniform(self) < p)
     return self
 
@@ -116,6 +126,7 @@ def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None
 def exponential_(self: Slab, lambd: float = 1, *, generator: Generator | None = None) -> Slab:
     """``self``, filled with numbers of an exponential distribution."""
     _check(Tensor.exponential_, self, generator, self.dtype)
+    _require(lambd > 0, f"exponential_ wants a rate above 0, got {lambd}")
     self.local.copy_(-torch.log1p(-_uniform(self)) / lambd)
     return self
 

@@ -4,7 +4,7 @@
 on two ranks of this machine: each result must be that of one process, or ``UnsupportedOp``. As a
 command it also tries rules of your own:
 
-    python -m hyperslab.testing.sweep --import my_rules special.airy_ai
+    python -m hyperslab.testing.sweep --import my_rules histc
 
 It needs what PyTorch's own tests need: ``pip install hyperslab[test]``.
 """

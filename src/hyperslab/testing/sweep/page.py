@@ -46,24 +46,25 @@ Gather the tensor, or write a rule. Both are a line or two:
 import torch
 import hyperslab as hs
 
+torch.manual_seed(0)                               # the same x on every rank
 mesh = hs.init(depth=2)
 x = hs.shard(torch.rand(2, 1, 8, 4, 4), mesh)      # dim 2 is split
 
-everything = torch.median(hs.gather(x))            # every rank has all of x
+middle = torch.median(hs.gather(x))                # every rank has all of x
 
 
-@hs.register(torch.special.airy_ai)                # a rule: what to do with this rank's piece
-def airy_ai(x):
-    return x.with_local(torch.special.airy_ai(x.local))
+@hs.register(torch.histc)                          # a rule takes the function's own arguments
+def histc(x, *args, **kwargs):
+    return torch.histc(hs.gather(x), *args, **kwargs)
 
 
-y = torch.special.airy_ai(x)                       # a Slab, split as x is
+y = torch.histc(x, bins=10, min=0, max=1)
 ```
 
 Save the rule in `my_rules.py` and try it as all others here were tried, on two ranks:
 
 ```console
-$ python -m hyperslab.testing.sweep --import my_rules special.airy_ai
+$ python -m hyperslab.testing.sweep --import my_rules histc
 ```
 
 This page is written by `python -m hyperslab.testing.sweep --write docs/operators.md`.
@@ -133,6 +134,8 @@ def _summary(findings: Findings, found: Mapping[str, Support]) -> Iterator[str]:
 def _tables(found: Mapping[str, Support]) -> Iterator[str]:
     for space in ("", *_SPACES):
         rows = {name: each for name, each in found.items() if _space(name) == space}
+        if not rows:
+            continue
         yield ""
         yield f"### torch{'.' * bool(space)}{space}"
         yield ""

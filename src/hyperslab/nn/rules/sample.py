@@ -1,0 +1,64 @@
+"""Images sampled at points: each point may read anywhere, so images are whole."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.layout import Layout
+from hyperslab.nn.nothing import nothing
+from hyperslab.nn.recut import recut
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab, check_one_grid
+
+
+@register(F.grid_sample)
+def grid_sample(
+    input: Slab | Tensor,
+    grid: Slab | Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Slab:
+    """``input`` at the points of ``grid``; samples may be split, and points of whole images."""
+    slabs = [t for t in (input, grid) if isinstance(t, Slab)]
+    check_one_grid(slab.mesh.grid for slab in slabs)
+    images, points = (_as_slab(t, slabs[0]) for t in (input, grid))
+    if any(images.layout.splits[1:]) or points.layout.splits[-1]:
+        raise unsupported(F.grid_sample, images, "a point may lie on another rank")
+    if images.ndim != points.ndim or images.shape[0] != points.shape[0]:
+        raise RuntimeError(
+            f"grid_sample of an input of shape {tuple(images.shape)} at a grid of shape "
+            f"{tuple(points.shape)}: they need as many samples and dims"
+        )
+    samples = points.layout.splits[0] or images.layout.splits[0]
+    if samples and samples.axis in points.layout.axes_of(range(1, points.ndim)):
+        raise unsupported(F.grid_sample, points, "the samples of its input are split elsewhere")
+    images = recut(images, images.layout.with_dim(0, images.shape[0], samples))
+    points = recut(points, points.layout.with_dim(0, points.shape[0], samples))
+    layout = Layout(
+        (*images.layout.shape[:2], *points.layout.shape[1:-1]),
+        (samples, None, *points.layout.splits[1:-1]),
+    )
+    shape = layout.box(images.mesh.coords).shape
+    if 0 in shape:
+        return images.with_local(nothing(shape, images.local, points.local), layout)
+    local = F.grid_sample(images.local, points.local, mode, padding_mode, align_corners)
+    return images.with_local(local, layout)
+
+
+def _as_slab(t: Slab | Tensor, like: Slab) -> Slab:
+    return t if isinstance(t, Slab) else like.with_local(t, Layout.unsplit(t.shape))
+
+
+@register(torch._is_all_true)
+def is_all_true(x: Slab) -> Tensor | Slab:
+    """Whether all elements are, as distributions ask of their arguments."""
+    return x.all()  # type: ignore[no-any-return]
+
+
+@register(torch._is_any_true)
+def is_any_true(x: Slab) -> Tensor | Slab:
+    """Whether any element is."""
+    return x.any()  # type: ignore[no-any-return]
