@@ -116,7 +116,6 @@ def monai_networks() -> Iterator[Network]:
         lambda: nets.SegResNet(**plain, norm="instance", upsample_mode="pixelshuffle"),
         cube,
     )
-    yield network("SegResNetVAE", lambda: nets.SegResNetVAE((16, 16, 16), **plain, vae_nz=8), cube)
     yield network("SegResNetDS", lambda: nets.SegResNetDS(**plain, init_filters=4, dsdepth=3), cube)
     yield network("SegResNetDS2", lambda: nets.SegResNetDS2(**plain, init_filters=4), cube)
     yield network(
@@ -177,9 +176,6 @@ def monai_networks() -> Iterator[Network]:
         lambda: nets.AutoEncoder(**plain, **coder, inter_channels=[16], inter_dilations=[2]),
         cube,
     )
-    yield network(
-        "VarAutoEncoder", lambda: nets.VarAutoEncoder(3, (1, 16, 16, 16), 1, 4, **coder), cube
-    )
     yield network("Classifier", lambda: nets.Classifier((1, 16, 16, 16), 3, **down), cube)
     yield network("Regressor", lambda: nets.Regressor((1, 16, 16, 16), (2, 3), **down), cube)
     yield network("Discriminator", lambda: nets.Discriminator((1, 16, 16, 16), **down), cube)
@@ -215,19 +211,6 @@ def monai_networks() -> Iterator[Network]:
     yield network("VoxelMorphUNet", lambda: nets.VoxelMorphUNet(*warped), pair)
     yield network(
         "VoxelMorph", lambda: nets.VoxelMorph(nets.VoxelMorphUNet(*warped), 2), cube, cube
-    )
-    yield network(
-        "AutoencoderKL",
-        lambda: nets.AutoencoderKL(
-            3,
-            channels=(8, 16),
-            attention_levels=(False, False),
-            num_res_blocks=1,
-            norm_num_groups=4,
-            with_encoder_nonlocal_attn=False,
-            with_decoder_nonlocal_attn=False,
-        ),
-        cube,
     )
     yield network(
         "SPADENet 2-d",

@@ -427,7 +427,7 @@ REFUSED = {
     "split class weights": (
         lambda x: F.cross_entropy(seeded(*X5), SOME, x[0, 0, :4, 0, 0]),
         hs.UnsupportedOp,
-        "a dim along which it compares is split",
+        "its classes must lie along dim 1 and be whole",
     ),
     "split vectors": (
         lambda x: F.triplet_margin_loss(*[x.transpose(2, 4)] * 3),

@@ -373,9 +373,12 @@ REFUSED = {
         "it would write a split tensor into a plain one",
     ),
     "other shapes": (lambda x: x + torch.ones(3), RuntimeError, "broadcast"),
-    "random numbers": (lambda x: torch.randn_like(x), hs.UnsupportedOp, "randn_like cannot run"),
-    "random numbers in place": (lambda x: x.uniform_(), hs.UnsupportedOp, "uniform_ cannot run"),
-    "draws": (lambda x: torch.bernoulli(x), hs.UnsupportedOp, "bernoulli cannot run"),
+    "random numbers": (
+        lambda x: torch.randint_like(x, 9),
+        hs.UnsupportedOp,
+        "randint_like cannot run",
+    ),
+    "random numbers in place": (lambda x: x.cauchy_(), hs.UnsupportedOp, "cauchy_ cannot run"),
     "random slopes": (
         lambda x: F.rrelu(x, training=True),
         hs.UnsupportedOp,

@@ -177,7 +177,7 @@ def test_every_rank_gets_the_same_number(run, place):
 
 REFUSED = {
     "no such dim": (lambda x: x.sum(5), IndexError, "dim 5 is out of range"),
-    "one dim twice": (lambda x: x.sum((2, -3)), RuntimeError, "multiple times"),
+    "one dim twice": (lambda x: x.sum((2, -3)), RuntimeError, "(multiple times|more than once)"),
     "mean of integers": (lambda x: x.int().mean(), (TypeError, RuntimeError), "dtype"),
     "out": (
         lambda x: torch.sum(x, 2, out=torch.empty(1)),

@@ -88,7 +88,6 @@ REFUSED = {
     "of integers": (lambda x: x.int().softmax(2), RuntimeError, "not implemented for"),
     "no such dim": (lambda x: x.softmax(5), IndexError, "dim 5 is out of range"),
     "sums over nothing": (lambda x: x.logsumexp(()), hs.LayoutError, "at least one dim"),
-    "random": (lambda x: F.gumbel_softmax(x), hs.UnsupportedOp, "gumbel_softmax cannot run"),
 }
 
 

@@ -50,7 +50,7 @@ SAME = [
     "VoxelMorphUNet",
     "SPADENet 2-d",
 ]
-REFUSED = {"HighResNet": "torch.as_tensor", "VarAutoEncoder": "torch.randn_like"}
+REFUSED = {"HighResNet": "torch.as_tensor"}
 
 
 @pytest.mark.parametrize("mesh", ["uneven", "sample"])

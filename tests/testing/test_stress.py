@@ -6,7 +6,10 @@ import torch
 from hyperslab.testing.random_net import RandomNet, random_place
 from hyperslab.testing.stress import Outcome, stress
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
+    pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides"),
+]
 
 
 def test_networks_are_drawn_by_their_seed():

@@ -32,6 +32,8 @@ def run_whole(
     """
     leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
     slabs = list(filter(is_slab, leaves))
+    if slabs and kwargs.get("out") is not None:  # torch may resize it
+        raise unsupported(function, slabs[0], "out= is not supported")
     for slab in slabs:
         if slab.layout.split_dims:
             raise refusal or unsupported(function, slab)
@@ -41,7 +43,7 @@ def run_whole(
             "call hyperslab.gather(x) first to have the whole tensor on every rank"
         )
     first = slabs[0]
-    _check_whole(function, first, kwargs, leaves)
+    _check_whole(function, first, leaves)
     before = _random_state(first)
     args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
     out = function(*args, **kwargs)
@@ -54,12 +56,8 @@ def run_whole(
 _RANDOM = "it draws random numbers, which differ between ranks"
 
 
-def _check_whole(
-    function: Callable[..., Any], first: Slab, kwargs: dict[str, Any], leaves: list[Any]
-) -> None:
+def _check_whole(function: Callable[..., Any], first: Slab, leaves: list[Any]) -> None:
     """Raises where each rank holds the whole and the function would still go wrong."""
-    if kwargs.get("out") is not None:  # torch may resize it
-        raise unsupported(function, first, "out= is not supported")
     if getattr(function, "__name__", "") in _RESHAPING:
         raise unsupported(function, first, "it changes the tensor's shape in place")
     if first.mesh.num_ranks > 1 and any(isinstance(leaf, Generator) for leaf in leaves):
