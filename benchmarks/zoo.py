@@ -46,7 +46,8 @@ the output times random numbers. Dropout, stochastic depth and drop-connect have
 0, since a Slab's masks are not those that plain torch draws. Parameters that get no gradient in
 one process are frozen. Differences are the largest absolute ones, relative to the largest gradient
 (or buffer) of the same layer, or to a millionth of the largest of all if that is more (before a
-norm gradients are zero but for rounding); the loss's is relative to the loss."""
+norm gradients are zero but for rounding); the loss's is relative to the loss. Variational
+autoencoders are left out: their noise, too, is not what plain torch draws."""
 
 TINY = 1e-300
 TIMEOUT_SECONDS = 240.0
