@@ -16,6 +16,7 @@ from hyperslab.errors import (
 
 if TYPE_CHECKING:
     from hyperslab.comm.mesh import Mesh as Mesh, init as init
+    from hyperslab.io.dataset import Dataset as Dataset, open as open
     from hyperslab.nn.enter import from_local as from_local, shard as shard
     from hyperslab.nn.parallelize import parallelize as parallelize
     from hyperslab.nn.recut import gather as gather
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Dataset": "hyperslab.io",
+    "open": "hyperslab.io",
     "Mesh": "hyperslab.comm",
     "init": "hyperslab.comm",
     "Slab": "hyperslab.nn",
@@ -34,7 +37,7 @@ _LAZY = {
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
 }
-"""Names whose modules load torch, and are therefore imported when first used."""
+"""Names whose modules load torch or h5py, and are therefore imported when first used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,24 @@
+"""The schemas of known data sets: what to give to ``hyperslab.open``, by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # One universe a file: particle counts at four redshifts, four parameters scaled to [-1, 1].
+    "cosmoflow": {"sample": "full", "target": "unitPar", "axes": "DHWC"},
+    # The same, rewritten with channels first.
+    "cosmoflow-cdhw": {"sample": "full", "target": "unitPar", "axes": "CDHW"},
+    # MLPerf's records of the same, cut to 128.
+    "cosmoflow-tfrecord": {
+        "format": "tfrecord",
+        "sample": "x",
+        "target": "y",
+        "axes": "NDHWC",
+        "shape": {"x": (128, 128, 128, 4), "y": (4,)},
+        "dtype": {"x": "int16", "y": "float32"},
+    },
+    # Many collisions a file, with their weights.
+    "hepcnn": {"sample": "data", "target": ("label", "normweight"), "axes": "NCHW"},
+    # One time step a file: 16 fields, and a map of three classes.
+    "climate": {"sample": "climate/data", "target": "climate/labels", "axes": "CHW"},
+}

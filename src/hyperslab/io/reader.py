@@ -1,0 +1,136 @@
+"""What every format gives: arrays of which any box can be read into a given buffer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import ConfigError, FormatError
+from hyperslab.layout import Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How an array lies on disk, for people and for those who choose how to read it."""
+
+    kind: str
+    """``contiguous``, ``chunked``, or another word for it."""
+    nbytes: int
+    """On disk, compressed."""
+    chunks: tuple[int, ...] | None = None
+    """The shape of a chunk, in the file's order of dims."""
+    compression: str | None = None
+    """The filters in words, such as ``shuffle + gzip(4)``."""
+    note: str | None = None
+    """What else a reader of the report should know, such as why reads are slow."""
+
+
+class ArrayReader(ABC):
+    """One array of one file, in the file's own order of dims.
+
+    It holds what it needs to know of the file, and no open handle: there may be a million of them.
+    Reads come from many threads at once.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    """In this machine's byte order, whatever the file's."""
+    axes: str | None = None
+    """The order of dims where the format knows it, such as ``NDHWC``."""
+
+    @abstractmethod
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        """Fills ``out`` with ``box``.
+
+        ``box`` lies inside the array; ``out`` has its shape, our dtype and any strides. Raises
+        ``FormatError``, naming the file, if the data is damaged or not there.
+        """
+
+    @abstractmethod
+    def storage(self) -> Storage: ...
+
+
+class Format(ABC):
+    """A file format: which arrays a file has, and a reader for each.
+
+    Subclass it, and tell ``register_format`` where it is.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """How names of its files end, such as ``(".h5", ".hdf5")``."""
+
+    @classmethod
+    @abstractmethod
+    def names(cls, path: Path, **options: Any) -> Sequence[str]:
+        """The arrays in the file, with their full names."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, path: Path, names: Sequence[str], **options: Any) -> list[ArrayReader]:
+        """A reader for each of ``names``; raises ``FormatError`` for a file that is not right.
+
+        ``options`` are what the user gave to ``hyperslab.open`` beyond its own arguments; one that
+        the format does not know is a ``TypeError`` by itself.
+        """
+
+
+_FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
+    "hdf5": ((".h5", ".hdf5", ".hdf", ".nc", ".he5"), "hyperslab.io.hdf5:Hdf5"),
+    "npy": ((".npy",), "hyperslab.io.npy:Npy"),
+    "raw": ((".raw", ".bin", ".dat"), "hyperslab.io.raw:Raw"),
+    "zarr": ((".zarr",), "hyperslab.io.zarr:Zarr"),
+    "nifti": ((".nii", ".nii.gz"), "hyperslab.io.nifti:Nifti"),
+    "tfrecord": ((".tfrecord", ".tfrecords"), "hyperslab.io.tfrecord:TFRecord"),
+}
+"""Suffixes, and where the class is: imported when a file of the format is opened."""
+
+_REGISTERED: dict[str, type[Format]] = {}
+
+
+def register_format(name: str, cls: type[Format]) -> None:
+    """Makes files with ``cls.suffixes`` open with ``cls``; a known name or suffix is taken over."""
+    _REGISTERED[name] = cls
+
+
+def known_formats() -> Mapping[str, tuple[str, ...]]:
+    """The suffixes of every format, by its name."""
+    builtin = {name: suffixes for name, (suffixes, _) in _FORMATS.items()}
+    return {**builtin, **{name: cls.suffixes for name, cls in _REGISTERED.items()}}
+
+
+def find_format(path: Path, name: str | None = None) -> type[Format]:
+    """The format called ``name``, or the one that files named like ``path`` have."""
+    if name is None:
+        name = _format_of(path)
+    if name in _REGISTERED:
+        return _REGISTERED[name]
+    if name not in _FORMATS:
+        raise ConfigError(f"no format {name!r}: known are {', '.join(known_formats())}")
+    module, _, cls = _FORMATS[name][1].partition(":")
+    found = getattr(import_module(module), cls)
+    assert isinstance(found, type)
+    assert issubclass(found, Format)
+    return found
+
+
+def _format_of(path: Path) -> str:
+    fitting = {
+        suffix: name
+        for name, suffixes in known_formats().items()
+        for suffix in suffixes
+        if path.name.lower().endswith(suffix)
+    }
+    if not fitting:
+        known = ", ".join(sorted({s for suffixes in known_formats().values() for s in suffixes}))
+        raise FormatError(
+            f"{path} has no suffix that tells its format (known: {known}): name it, such as "
+            "format='hdf5'"
+        )
+    return fitting[max(fitting, key=len)]
