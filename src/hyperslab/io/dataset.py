@@ -6,6 +6,7 @@ import glob
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -19,6 +20,7 @@ from hyperslab.io.axes import GUESSES, SampleAxes, axes_of
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, Format, find_format
+from hyperslab.io.schedule import Indices, split_samples
 from hyperslab.layout import Box, Span
 
 T = TypeVar("T")
@@ -50,18 +52,22 @@ class Dataset:
         arrays: Sequence[ArraySpec],
         open_file: Callable[[Path], list[ArrayReader]],
         options: Mapping[str, Any],
+        stats: str | None = None,
     ) -> None:
         self.paths = tuple(paths)
         self.options = dict(options)
         """What it was opened with, to open files like these again."""
         self.arrays = {spec.name: spec for spec in arrays}
         """By name; the sample itself comes first."""
+        self.stats = stats
+        """The array with each sample's statistics: min, max, mean, std in columns, a row a channel."""
+        self._chosen: Indices | None = None
         self._ends = list(accumulate(counts))
         self._open_file = open_file
         self._readers: dict[int, list[ArrayReader]] = {}
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
@@ -81,10 +87,31 @@ class Dataset:
     def dtype(self) -> np.dtype[Any]:
         return self.spec.dtype
 
+    def take(self, indices: Sequence[int] | Indices) -> Dataset:
+        """The samples ``indices`` alone, in that order, from the same files."""
+        chosen = split_samples(len(self), {"taken": indices})["taken"]
+        part = copy(self)
+        part._chosen = chosen if self._chosen is None else self._chosen[chosen]
+        return part
+
+    def split(self, *, seed: int = 0, **parts: float | Sequence[int]) -> dict[str, Dataset]:
+        """Parts of the samples by name: fractions of all, drawn by ``seed``, or lists of samples.
+
+        ``data.split(train=0.8, validation=0.1, test=0.1)`` gives each sample to one of three.
+        """
+        chosen = split_samples(len(self), parts, seed)
+        return {name: self.take(indices) for name, indices in chosen.items()}
+
     def place_of(self, index: int) -> tuple[Path, int]:
         """The file of sample ``index``, and its number there."""
+        file, number = self._find(index)
+        return self.paths[file], number
+
+    def _find(self, index: int) -> tuple[int, int]:
+        if self._chosen is not None:
+            index = int(self._chosen[index])
         file = bisect_right(self._ends, index)
-        return self.paths[file], index - (self._ends[file - 1] if file else 0)
+        return file, index - (self._ends[file - 1] if file else 0)
 
     def read(
         self,
@@ -105,7 +132,7 @@ class Dataset:
         spec = self._spec_of(array)
         wanted = checked_box(box, spec)
         out = _checked_out(out, wanted, spec)
-        _, number = self.place_of(index)
+        _, number = self._find(index)
         try:
             reader = self.reader(index, spec.name)
             if wanted:
@@ -116,7 +143,7 @@ class Dataset:
 
     def reader(self, index: int, array: str) -> ArrayReader:
         """The reader of the file that sample ``index`` lies in, for one of its arrays."""
-        file = bisect_right(self._ends, index)
+        file, _ = self._find(index)
         if file not in self._readers:
             self._readers[file] = self._opened(file)
         return self._readers[file][list(self.arrays).index(array)]
@@ -149,6 +176,7 @@ def open(
     sample: str | None = None,
     target: str | Sequence[str] | None = None,
     axes: str | Mapping[str, str] | None = None,
+    stats: str | None = None,
     preset: str | None = None,
     format: str | None = None,
     **options: Any,
@@ -164,18 +192,20 @@ def open(
         axes: The dims of the sample in the file's order, such as ``DHWC``; with an ``N`` in front,
             or one letter fewer than dims, a file holds many samples. A mapping gives those of
             several arrays, by name.
+        stats: The array with each sample's own statistics, a row a channel: min, max and, where
+            there are four columns, mean and standard deviation.
         preset: A known schema (``hyperslab.io.PRESETS``) that gives what is not given here.
         format: The file format, where the suffix does not tell it.
         options: For the format, such as ``dtype``, ``shape`` and ``offset`` of raw files.
     """
-    given = {"sample": sample, "target": target, "axes": axes, "format": format, **options}
-    settings = {**_preset(preset), **{k: v for k, v in given.items() if v is not None}}
+    asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
+    given = {name: value for name, value in asked.items() if value is not None}
+    known = {**dict.fromkeys(asked), **_preset(preset), **given}
+    settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
     files = find_files(paths)
-    cls = find_format(files[0], settings.pop("format", None))
-    names = _names(
-        cls, files[0], settings.pop("sample", None), settings.pop("target", None), settings
-    )
-    letters = settings.pop("axes", None)
+    cls = find_format(files[0], known["format"])
+    names = _names(cls, files[0], known, settings)
+    letters = known["axes"]
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})
     if unknown := sorted(set(by_name) - set(names)):
         raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {names}")
@@ -186,8 +216,7 @@ def open(
     first = open_file(files[0])
     specs = _specs(files[0], names, first, by_name)
     counts = _counts(files, specs[0], first, open_file)
-    options = {"sample": names[0], "target": names[1:], "axes": by_name, **settings}
-    return Dataset(files, counts, specs, open_file, options)
+    return Dataset(files, counts, specs, open_file, {**known, **settings}, known["stats"])
 
 
 def find_files(paths: Paths) -> list[Path]:
@@ -273,12 +302,10 @@ def _preset(name: str | None) -> Mapping[str, Any]:
 
 
 def _names(
-    cls: type[Format],
-    path: Path,
-    sample: str | None,
-    target: str | Sequence[str] | None,
-    options: Mapping[str, Any],
+    cls: type[Format], path: Path, known: Mapping[str, Any], options: Mapping[str, Any]
 ) -> list[str]:
+    """The arrays to open: the sample, its targets, its statistics."""
+    sample, target, stats = known["sample"], known["target"], known["stats"]
     if sample is None:
         found = _explained(cls, path, options, lambda: cls.names(path, **options))
         if len(found) != 1:
@@ -288,7 +315,7 @@ def _names(
             )
         sample = found[0]
     targets = [target] if isinstance(target, str) else list(target or [])
-    names = [sample, *targets]
+    names = [sample, *targets, *([stats] if stats is not None else [])]
     if len(set(names)) != len(names):
         raise ConfigError(f"arrays {names} are named twice")
     return names

@@ -20,5 +20,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # Many collisions a file, with their weights.
     "hepcnn": {"sample": "data", "target": ("label", "normweight"), "axes": "NCHW"},
     # One time step a file: 16 fields, and a map of three classes.
-    "climate": {"sample": "climate/data", "target": "climate/labels", "axes": "CHW"},
+    "climate": {
+        "sample": "climate/data",
+        "target": "climate/labels",
+        "axes": "CHW",
+        "stats": "climate/stats",
+    },
 }
