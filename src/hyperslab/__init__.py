@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hyperslab.nn.recut import gather as gather
     from hyperslab.nn.registry import register as register
     from hyperslab.nn.slab import Slab as Slab
+    from hyperslab.store.loader import Loader as Loader
+    from hyperslab.store.normalize import Normalize as Normalize
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,8 @@ _LAZY = {
     "open": "hyperslab.io",
     "Mesh": "hyperslab.comm",
     "init": "hyperslab.comm",
+    "Loader": "hyperslab.store",
+    "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
     "from_local": "hyperslab.nn",
     "gather": "hyperslab.nn",

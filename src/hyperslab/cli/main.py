@@ -1,39 +1,27 @@
 """The command group: finds subcommands, and prints errors raised on purpose as one line."""
 
-from importlib import import_module
 from typing import Any
 
 import click
 
 from hyperslab import __version__
+from hyperslab.cli.lazy import LazyGroup
 from hyperslab.errors import HyperslabError
 
-COMMANDS = {"doctor": "hyperslab.cli.doctor"}
+COMMANDS = {"doctor": "hyperslab.cli.doctor", "data": "hyperslab.cli.data"}
 """Each command's name, and the module that holds it under that name."""
 
 EXAMPLES = """\b
 Examples:
   hyperslab doctor                        is this machine ready?
   hyperslab doctor --json > machine.json  the same for a program or a bug report
+  hyperslab data info cosmo/*.h5          what is in these files?
   hyperslab --traceback doctor            where an error came from
 """
 
 
-class LazyGroup(click.Group):
-    """The commands of ``COMMANDS``, each imported when it is asked for.
-
-    The help of the group asks for all of them: their modules import torch inside functions only.
-    """
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
-        assert isinstance(command, click.Command)
-        return command
+class Main(LazyGroup):
+    """Prints errors raised on purpose as one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,7 +33,8 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Main,
+    modules=COMMANDS,
     epilog=EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

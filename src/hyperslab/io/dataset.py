@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,10 +60,11 @@ class Dataset:
         self.arrays = {spec.name: spec for spec in arrays}
         """By name; the sample itself comes first."""
         self.stats = stats
-        """The array with each sample's statistics: min, max, mean, std in columns, a row a channel."""
+        """The array with each sample's statistics: a row a channel, of min, max, mean and std."""
         self._chosen: Indices | None = None
         self._ends = list(accumulate(counts))
-        self._open_file = open_file
+        self.open_file = open_file
+        """The readers of a file like these, one an array."""
         self._readers: dict[int, list[ArrayReader]] = {}
 
     def __len__(self) -> int:
@@ -87,12 +88,23 @@ class Dataset:
     def dtype(self) -> np.dtype[Any]:
         return self.spec.dtype
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many samples each of the files has."""
+        return tuple(end - start for start, end in pairwise((0, *self._ends)))
+
     def take(self, indices: Sequence[int] | Indices) -> Dataset:
         """The samples ``indices`` alone, in that order, from the same files."""
         chosen = split_samples(len(self), {"taken": indices})["taken"]
         part = copy(self)
         part._chosen = chosen if self._chosen is None else self._chosen[chosen]
         return part
+
+    def reopened(self, open_file: Callable[[Path], list[ArrayReader]]) -> Dataset:
+        """The same samples, read by what ``open_file`` gives for each of the files."""
+        other = copy(self)
+        other.open_file, other._readers = open_file, {}
+        return other
 
     def split(self, *, seed: int = 0, **parts: float | Sequence[int]) -> dict[str, Dataset]:
         """Parts of the samples by name: fractions of all, drawn by ``seed``, or lists of samples.
@@ -150,7 +162,7 @@ class Dataset:
 
     def _opened(self, file: int) -> list[ArrayReader]:
         path = self.paths[file]
-        readers = self._open_file(path)
+        readers = self.open_file(path)
         count = self._ends[file] - (self._ends[file - 1] if file else 0)
         for spec, reader in zip(self.arrays.values(), readers, strict=True):
             _check_like(spec, reader, count, path)
@@ -225,9 +237,9 @@ def find_files(paths: Paths) -> list[Path]:
     found: list[Path] = []
     for path in given:
         text = os.fspath(path)
-        matches = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else [text]
-        if Path(text).exists():  # a name that looks like a pattern
-            matches = [text]
+        matches = [text]
+        if glob.has_magic(text) and not Path(text).exists():
+            matches = sorted(glob.iglob(text, recursive=True))  # noqa: PTH207 - absolute too
         if not matches:
             raise FormatError(f"no file fits {text!r} (looked from {Path.cwd()})")
         found += map(Path, matches)
@@ -283,10 +295,10 @@ def _checked_out(out: NDArray[Any] | None, box: Box, spec: ArraySpec) -> NDArray
         order = spec.axes.order
         in_file = empty_aligned(spec.axes.in_file_order(box.shape), spec.dtype)
         return in_file.transpose(order)
-    if not isinstance(out, np.ndarray) or out.shape != box.shape or out.dtype != spec.dtype:
-        has = f"{out.dtype} {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+    if out.shape != box.shape or out.dtype != spec.dtype:
         raise LayoutError(
-            f"out is {has}, but the box of array {spec.name!r} is {spec.dtype} {box.shape}"
+            f"out is {out.dtype} {out.shape}, but the box of array {spec.name!r} is {spec.dtype} "
+            f"{box.shape}"
         )
     if not out.flags.writeable:
         raise LayoutError("out cannot be written to")

@@ -8,12 +8,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "cosmoflow": {"sample": "full", "target": "unitPar", "axes": "DHWC"},
     # The same, rewritten with channels first.
     "cosmoflow-cdhw": {"sample": "full", "target": "unitPar", "axes": "CDHW"},
-    # MLPerf's records of the same, cut to 128.
+    # MLPerf's records of the same, cut to 128, one a file; those of version 1.0 are gzipped.
     "cosmoflow-tfrecord": {
         "format": "tfrecord",
         "sample": "x",
         "target": "y",
-        "axes": "NDHWC",
+        "axes": "DHWC",
+        "stacked": False,
         "shape": {"x": (128, 128, 128, 4), "y": (4,)},
         "dtype": {"x": "int16", "y": "float32"},
     },

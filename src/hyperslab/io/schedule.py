@@ -55,10 +55,10 @@ class Schedule:
         if self.shuffle not in SHUFFLES:
             raise ConfigError(f"shuffle must be one of {', '.join(SHUFFLES)}, got {self.shuffle!r}")
         for name in ("num_samples", "batch_size", "num_shares"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+        if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be a whole number of 0 to 2**64 - 1, got {self.seed!r}")
         if self.drop_last and self.batch_size > self.num_samples:
             raise ConfigError(
@@ -126,12 +126,17 @@ class Schedule:
 
 def permutation(num: int, *key: int) -> Indices:
     """The numbers ``0:num`` in an order that depends on ``key`` alone: sorted by their hashes."""
+    return np.argsort(hash_words(num, *key), kind="stable")
+
+
+def hash_words(num: int, *key: int) -> NDArray[np.uint64]:
+    """``num`` words of 64 random bits that depend on ``key`` alone."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for word in key:
             state = _mixed(state ^ _mixed(np.uint64(word) + _STEP))
-        hashes = _mixed(state + _STEP * np.arange(1, num + 1, dtype=np.uint64))
-    return np.argsort(hashes, kind="stable")
+        words: NDArray[np.uint64] = _mixed(state + _STEP * np.arange(1, num + 1, dtype=np.uint64))
+    return words
 
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -145,7 +150,7 @@ def _mixed(x: Any) -> Any:
 
 
 def split_samples(
-    num: int, parts: Mapping[str, float | Sequence[int]], seed: int = 0
+    num: int, parts: Mapping[str, float | Sequence[int] | Indices], seed: int = 0
 ) -> dict[str, Indices]:
     """Samples by part: a fraction of them, drawn by ``seed``, or those of a list.
 

@@ -1,0 +1,287 @@
+"""``hyperslab data info``: what is in files of samples, and what reading boxes of them costs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hyperslab.cli.data_options import JSON, MESH, Source, data_options
+from hyperslab.io.dataset import Dataset, find_files
+from hyperslab.io.info import DataInfo, MeshReads, SliceInfo, describe, describe_slice, mesh_reads
+from hyperslab.io.info.describe import ArrayInfo, fitting_presets, list_arrays, shown_shape
+from hyperslab.io.info.mesh_reads import RankReads, find_trouble
+from hyperslab.io.partial import shown_nbytes
+from hyperslab.layout import Grid
+
+MAX_ROWS = 16
+MAX_CHANNELS = 8
+BARS = " ▁▂▃▄▅▆▇█"
+
+EXAMPLES = """\b
+Examples:
+  hyperslab data info universe.h5                       which arrays are there?
+  hyperslab data info 'cosmo/*.h5' --sample full --target unitPar --axes DHWC
+  hyperslab data info 'cosmo/*.h5' --preset cosmoflow --png slice.png
+  hyperslab data info 'cosmo/*.h5' --preset cosmoflow --mesh depth=2,height=2
+  hyperslab data info volume.raw -o dtype=int16 -o shape=4x128x128x128
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@data_options
+@click.option("--mesh", type=MESH, help="Show what each rank reads, such as depth=2,height=2.")
+@click.option("--index", type=click.IntRange(min=0), default=0, help="Which sample to look at.")
+@click.option(
+    "--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a slice into this file."
+)
+@JSON
+def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_json: bool) -> None:
+    """Show what is in the files at PATH.
+
+    Shape, dtype and layout on disk of the sample and its targets, the values of one slice, and what
+    a mesh would read on each rank. A file with several arrays, and no --sample, is listed. Warns
+    where the files make boxes expensive, and names the command that mends it.
+    """
+    if (listed := _listed(source)) is not None:
+        _print(listed, as_json, _listing_table(source, listed))
+        return
+    dataset = source.open()
+    found = describe(dataset)
+    values = describe_slice(dataset, index)
+    reads = mesh_reads(dataset, mesh, index) if mesh else None
+    trouble = find_trouble(dataset, reads, index)
+    if png:
+        from hyperslab.io.info.picture import draw_slice
+
+        draw_slice(dataset, png, index)
+    remedy = _repack_command(source, dataset, mesh) if trouble else None
+    _print(
+        _to_dict(found, values, reads, trouble, remedy),
+        as_json,
+        Group(*_report(found, values, reads, trouble, remedy, png)),
+    )
+
+
+def _print(content: object, as_json: bool, table: RenderableType) -> None:
+    if as_json:
+        click.echo(json.dumps(content, indent=2))
+    else:
+        # A report that goes into a file or a pipe is not wrapped where a narrow screen would end.
+        console = Console()
+        Console(width=None if console.is_terminal else max(console.width, 120)).print(table)
+
+
+# Files with several arrays
+
+
+def _listed(source: Source) -> dict[str, str] | None:
+    """All arrays of the first file, if there are several and the user did not say which."""
+    if source.sample or source.preset:
+        return None
+    first = find_files(source.paths)[0]
+    arrays = list_arrays(first, source.format, source.options)
+    return arrays if len(arrays) > 1 else None
+
+
+def _listing_table(source: Source, arrays: dict[str, str]) -> RenderableType:
+    table = _plain_table()
+    for name, words in arrays.items():
+        table.add_row(name, Text(words))
+    words = shlex.join(source.paths[:1])
+    hints = [f"hyperslab data info {words} --preset {name}" for name in fitting_presets(arrays)]
+    hints = hints or [f"hyperslab data info {words} --sample {shlex.quote(next(iter(arrays)))}"]
+    title = Text(f"{find_files(source.paths)[0]} has {len(arrays)} arrays:\n", style="bold")
+    hint = Text("\nSay which holds the sample, such as\n  " + "\n  ".join(hints), style="yellow")
+    return Group(title, table, hint)
+
+
+# The report
+
+
+def _report(
+    info: DataInfo,
+    values: SliceInfo,
+    reads: MeshReads | None,
+    trouble: list[str],
+    remedy: str | None,
+    png: Path | None,
+) -> list[RenderableType]:
+    parts: list[RenderableType] = [_size_table(info), "", _array_table(info.arrays), ""]
+    parts += [_value_table(values)]
+    if reads:
+        parts += ["", _mesh_table(reads)]
+    if png:
+        parts += ["", Text(f"Slice drawn into {png}")]
+    parts += [Text(f"\nwarning: {line}", style="yellow") for line in trouble]
+    if remedy:
+        parts += [Text("\nThis mends it:"), Text(f"  {remedy}", style="bold", overflow="fold")]
+    return parts
+
+
+def _plain_table() -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _size_table(info: DataInfo) -> Table:
+    table = _plain_table()
+    more = f" and {info.num_files - 1} more" if info.num_files > 1 else ""
+    table.add_row("files", Text(f"{info.first_file}{more}"))
+    table.add_row("samples", f"{info.num_samples}, in {_counted(info.num_files, 'file')}")
+    table.add_row("on disk", f"{shown_nbytes(info.disk_nbytes)}, all files with all they hold")
+    table.add_row("in memory", f"{shown_nbytes(info.memory_nbytes)}, the arrays below")
+    return table
+
+
+def _array_table(arrays: tuple[ArrayInfo, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("array", "role", "one sample", "dtype", "in the file", "layout", "compression"):
+        table.add_column(name, overflow="fold")
+    for array in arrays:
+        in_file = f"{shown_shape(array.file_shape)}{f' {array.axes}' if array.axes else ''}"
+        layout = array.layout
+        if array.chunks:
+            layout += f" {shown_shape(array.chunks)}"
+        ratio = f"{array.compression}, {array.ratio:.1f}x smaller" if array.compression else "none"
+        shape = shown_shape(array.shape)
+        row = (array.name, array.role, shape, array.dtype, in_file, layout, ratio)
+        table.add_row(*map(Text, row))
+        if array.note:
+            table.add_row("", Text(array.note, style="yellow"))
+    return table
+
+
+def _value_table(values: SliceInfo) -> RenderableType:
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", title_justify="left", title_style=""
+    )
+    for name in ("channel", "min", "max", "mean", "std", "zeros", "not finite"):
+        table.add_column(name, justify="left" if name == "channel" else "right")
+    for number, channel in enumerate(values.channels[:MAX_CHANNELS]):
+        numbers = (channel.minimum, channel.maximum, channel.mean, channel.std)
+        shown = ["-" if value is None else f"{value:.5g}" for value in numbers]
+        table.add_row(str(number), *shown, f"{channel.zeros:.1%}", f"{channel.not_finite:.1%}")
+    if (left := len(values.channels) - MAX_CHANNELS) > 0:
+        table.add_row(f"and {left} more")
+    kind = "of log(1 + value)" if values.is_log else "from min to max"
+    return Group(
+        Text(f"Values ({values.place})", style="bold"),
+        table,
+        Text(f"histogram {kind}: |{_bars(values.histogram)}|"),
+    )
+
+
+def _bars(counts: tuple[int, ...]) -> str:
+    """One character a bin, its height by the square root so that tails can be seen."""
+    top = max(counts, default=0) or 1
+    heights = [round((count / top) ** 0.5 * (len(BARS) - 1)) for count in counts]
+    return "".join(
+        BARS[max(height, count > 0)] for height, count in zip(heights, counts, strict=True)
+    )
+
+
+# Meshes
+
+
+def _mesh_table(reads: MeshReads) -> RenderableType:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("rank", "box", "wants", "from disk", "decodes", "reads", "amplification"):
+        table.add_column(name, justify="left" if name in ("rank", "box") else "right")
+    if len(reads.ranks) <= MAX_ROWS:
+        for each in reads.ranks:
+            table.add_row(*_rank_row(each))
+    else:
+        for row in _summary_rows(reads):
+            table.add_row(*row)
+    title = f"What each of {len(reads.ranks)} ranks reads of a sample on {reads.grid.describe()}"
+    return Group(Text(title, style="bold"), table)
+
+
+def _rank_row(each: RankReads) -> tuple[str, ...]:
+    box = ", ".join(f"{span.start}:{span.stop}" for span in each.box.spans)
+    sizes = (each.cost.wanted_nbytes, each.cost.disk_nbytes, each.cost.touched_nbytes)
+    return (
+        str(each.rank),
+        f"[{box}]",
+        *map(shown_nbytes, sizes),
+        str(each.cost.num_reads),
+        f"{each.cost.amplification:.2f}",
+    )
+
+
+def _summary_rows(reads: MeshReads) -> list[tuple[str, ...]]:
+    sizes = [
+        reads.spread(lambda cost: cost.wanted_nbytes),
+        reads.spread(lambda cost: cost.disk_nbytes),
+        reads.spread(lambda cost: cost.touched_nbytes),
+    ]
+    counts = reads.spread(lambda cost: cost.num_reads)
+    factors = reads.spread(lambda cost: cost.amplification)
+    shapes = dict.fromkeys(shown_shape(each.box.shape) for each in reads.ranks)
+    box = " or ".join(list(shapes)[:2]) + (" ..." if len(shapes) > 2 else "")
+    return [
+        (
+            word,
+            box,
+            *(shown_nbytes(size[i]) for size in sizes),
+            f"{counts[i]:.0f}",
+            f"{factors[i]:.2f}",
+        )
+        for i, word in enumerate(("least", "mean", "most"))
+    ]
+
+
+def _repack_command(source: Source, dataset: Dataset, mesh: Grid | None) -> str:
+    parent = dataset.paths[0].resolve().parent
+    out = shlex.quote(str(parent.with_name(f"{parent.name or 'data'}_repacked")))
+    words = source.words()
+    if mesh:
+        axes = ",".join(f"{axis}={mesh.size(axis)}" for axis in mesh.long_axes)
+        words += ["--mesh", axes] if axes else []
+    num = len(source.shown_paths)
+    return " ".join(["hyperslab data repack", *words[:num], out, *words[num:]])
+
+
+# For machines
+
+
+def _to_dict(
+    info: DataInfo,
+    values: SliceInfo,
+    reads: MeshReads | None,
+    trouble: list[str],
+    remedy: str | None,
+) -> dict[str, Any]:
+    ranks = [
+        {
+            "rank": each.rank,
+            "box": [list(span) for span in each.box.spans],
+            **asdict(each.cost),
+            "amplification": each.cost.amplification,
+        }
+        for each in (reads.ranks if reads else ())
+    ]
+    arrays = [{**asdict(array), "ratio": array.ratio} for array in info.arrays]
+    return {
+        **asdict(info),
+        "arrays": arrays,
+        "slice": asdict(values),
+        "ranks": ranks,
+        "warnings": trouble,
+        "remedy": remedy,
+    }
+
+
+def _counted(num: int, word: str) -> str:
+    return f"{num} {word}" if num == 1 else f"{num} {word}s"

@@ -1,0 +1,75 @@
+"""Messages of host memory beside those of the model, from a thread of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyperslab.comm.failure import contact
+from hyperslab.comm.mesh import Mesh
+
+T = TypeVar("T")
+
+
+class SideChannel:
+    """A process group over all ranks of a mesh, for one thread at a time and host memory only.
+
+    Making one is collective over all ranks, as are its calls. It talks by gloo whatever the mesh
+    does, so that it can run beside the model's own messages.
+    """
+
+    def __init__(self, mesh: Mesh, doing: str) -> None:
+        self.mesh, self.grid, self.rank, self._doing = mesh, mesh.grid, mesh.rank, doing
+        self._group = None
+        if mesh.num_ranks > 1:
+            with contact("making a channel for " + doing, mesh):
+                self._group = dist.new_group(backend="gloo", timeout=mesh.timeout)
+
+    def tell_all(self, value: T) -> list[T]:
+        """The values of all ranks, by rank."""
+        if self._group is None:
+            return [value]
+        values: list[T] = [value] * self.grid.num_ranks
+        with contact(self._doing, self.mesh):
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def settle(self, faults: Mapping[int, str]) -> dict[int, str]:
+        """The faults that any rank has; of several for a key, that of the lowest rank.
+
+        One number travels where there are none.
+        """
+        if self._group is None:
+            return dict(faults)
+        found = torch.tensor([len(faults)])
+        with contact(self._doing, self.mesh):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        if not int(found):
+            return {}
+        told = self.tell_all({key: f"{why} (rank {self.rank})" for key, why in faults.items()})
+        return {key: why for theirs in reversed(told) for key, why in theirs.items()}
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+    ) -> None:
+        """Sends arrays to ranks and fills others from ranks, between two ranks in this order."""
+        if not sends and not receives:
+            return
+        assert self._group is not None
+        with contact(self._doing, self.mesh):
+            works = [self._group.send([_raw(array)], rank, 0) for rank, array in sends]
+            works += [self._group.recv([_raw(array)], rank, 0) for rank, array in receives]
+            for work in works:
+                work.wait()
+
+
+def _raw(array: NDArray[Any]) -> Tensor:
+    """Its bytes: gloo does not know every dtype."""
+    return torch.from_numpy(array.reshape(-1).view("uint8"))

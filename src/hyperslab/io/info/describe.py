@@ -1,0 +1,149 @@
+"""What files of samples hold, and how it lies on disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperslab.errors import FormatError
+from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.files import explained
+from hyperslab.io.presets import PRESETS
+from hyperslab.io.reader import ArrayReader, Storage, find_format
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayInfo:
+    """One array of a file."""
+
+    name: str
+    role: str
+    """``sample``, ``cut like the sample``, or ``whole on every rank``."""
+    shape: Shape
+    """Of one sample, channels first."""
+    file_shape: Shape
+    axes: str | None
+    """The letters of the file's dims; None for a vector."""
+    dtype: str
+    layout: str
+    """``contiguous``, ``chunked``, ..."""
+    chunks: Shape | None
+    """In the file's order of dims."""
+    compression: str | None
+    disk_nbytes: int
+    """In one file."""
+    memory_nbytes: int
+    """Of the same, not compressed."""
+    note: str | None
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller it is on disk."""
+        return self.memory_nbytes / self.disk_nbytes if self.disk_nbytes else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataInfo:
+    """A dataset: its size, and the arrays of its first file."""
+
+    first_file: str
+    num_files: int
+    num_samples: int
+    disk_nbytes: int
+    """Of all the files."""
+    memory_nbytes: int
+    """Of all the arrays that were opened, not compressed."""
+    arrays: tuple[ArrayInfo, ...]
+
+
+def describe(dataset: Dataset) -> DataInfo:
+    """What is in the files; the first is taken for all where one tells nothing of the others."""
+    specs = dataset.arrays.values()
+    one_sample = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+    return DataInfo(
+        first_file=str(dataset.place_of(0)[0]),
+        num_files=len(dataset.paths),
+        num_samples=len(dataset),
+        disk_nbytes=sum(_nbytes_on_disk(path) for path in dict.fromkeys(dataset.paths)),
+        memory_nbytes=one_sample * len(dataset),
+        arrays=tuple(_describe_array(dataset, spec) for spec in specs),
+    )
+
+
+def list_arrays(path: Path, format: str | None, options: Mapping[str, Any]) -> dict[str, str]:
+    """Every array of a file, with its dtype and shape in words, or why it cannot be read."""
+    cls = find_format(path, format)
+    found = {}
+    for name in cls.names(path, **options):
+        try:
+            (reader,) = cls.open(path, [name], **options)
+            found[name] = f"{reader.dtype} {shown_shape(reader.shape)}"
+        except FormatError as error:
+            found[name] = f"cannot be read: {error}"
+    return found
+
+
+def fitting_presets(names: Mapping[str, str]) -> list[str]:
+    """The presets whose arrays are all among ``names``."""
+    return [name for name, preset in PRESETS.items() if _arrays_of(preset) <= set(names)]
+
+
+def shown_shape(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _arrays_of(preset: Mapping[str, Any]) -> set[str]:
+    target = preset.get("target", ())
+    return {preset["sample"], *([target] if isinstance(target, str) else target)}
+
+
+def _describe_array(dataset: Dataset, spec: ArraySpec) -> ArrayInfo:
+    reader = dataset.reader(0, spec.name)
+    storage = reader.storage()
+    prefix = "N" if spec.axes.stacked else ""
+    return ArrayInfo(
+        name=spec.name,
+        role=_role(dataset, spec),
+        shape=spec.shape,
+        file_shape=reader.shape,
+        axes=prefix + spec.axes.letters if spec.axes.letters else None,
+        dtype=str(spec.dtype),
+        layout=storage.kind,
+        chunks=storage.chunks,
+        compression=storage.compression,
+        disk_nbytes=storage.nbytes,
+        memory_nbytes=nbytes_of(reader),
+        note=storage.note,
+    )
+
+
+def _role(dataset: Dataset, spec: ArraySpec) -> str:
+    if spec.name == dataset.spec.name:
+        return "sample"
+    return "cut like the sample" if spec.is_cut else "whole on every rank"
+
+
+def nbytes_of(reader: ArrayReader) -> int:
+    return math.prod(reader.shape) * reader.dtype.itemsize
+
+
+def can_seek(storage: Storage) -> bool:
+    """Whether a box is read without all that comes before it."""
+    return storage.chunks is not None or storage.compression is None
+
+
+def _nbytes_on_disk(path: Path) -> int:
+    with explained(path):
+        if not path.is_dir():
+            return path.stat().st_size
+        return sum(
+            os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - many of them
+            for folder, _, names in os.walk(path)
+            for name in names
+        )

@@ -1,0 +1,127 @@
+"""The values of one slice of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.layout import Box, Span
+
+MAX_EXTENT = 4096
+"""Of a slice: more is neither needed for its statistics, nor can it be seen in a picture."""
+NUM_BINS = 32
+COUNTS_MAX = 20
+"""Whole numbers from 0 to beyond this are taken for counts, and looked at by their logarithm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelInfo:
+    """The finite values of one channel; None where there are none."""
+
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    std: float | None
+    zeros: float
+    """The fraction of values that are 0."""
+    not_finite: float
+    """The fraction that is NaN or infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceInfo:
+    """One slice of one sample."""
+
+    place: str
+    """Where it was taken, in words."""
+    channels: tuple[ChannelInfo, ...]
+    histogram: tuple[int, ...]
+    """How many values of all channels lie in each of ``NUM_BINS`` bins of equal width."""
+    is_log: bool
+    """Whether the bins are of log(1 + value)."""
+
+
+def describe_slice(dataset: Dataset, index: int = 0) -> SliceInfo:
+    """Statistics of the middle slice of a sample."""
+    values = read_slice(dataset, dataset.spec, index)
+    is_log = looks_like_counts(values)
+    return SliceInfo(
+        place=f"sample {index}, {place_of_slice(dataset.spec)}",
+        channels=tuple(_describe_channel(channel) for channel in values),
+        histogram=_histogram(values, is_log),
+        is_log=is_log,
+    )
+
+
+def read_slice(dataset: Dataset, spec: ArraySpec, index: int) -> NDArray[Any]:
+    """The middle slice of an array, as channels x height x width; complex values by their size."""
+    values = dataset.read(index, slice_box(spec), array=spec.name)
+    if values.dtype.kind == "c":
+        values = np.abs(values)
+    has_channels = spec.axes.names.startswith("C")
+    channels = values if has_channels else values[None]
+    if len(spec.axes.names) - has_channels == 1:
+        return channels[:, None]
+    return channels.reshape(len(channels), *channels.shape[-2:])
+
+
+def slice_box(spec: ArraySpec) -> Box:
+    """The middle along depth, and of what is very large along other dims, the middle part."""
+    spans = []
+    for letter, extent in zip(spec.axes.names, spec.shape, strict=True):
+        size = extent if letter == "C" else min(extent, MAX_EXTENT)
+        if letter == "D" and len(spec.axes.names.replace("C", "")) == 3:
+            size = min(1, extent)
+        start = (extent - size + (size == 1)) // 2 if extent else 0
+        spans.append(Span(start, start + size))
+    return Box(tuple(spans))
+
+
+def place_of_slice(spec: ArraySpec) -> str:
+    words = {"D": "depth", "H": "height", "W": "width"}
+    parts = [
+        f"{words[letter]} {span.start}" + (f" to {span.stop}" if span.size > 1 else "")
+        for letter, span, extent in zip(
+            spec.axes.names, slice_box(spec).spans, spec.shape, strict=True
+        )
+        if letter != "C" and span.size < extent
+    ]
+    return ", ".join(parts) or "all of it"
+
+
+def looks_like_counts(values: NDArray[Any]) -> bool:
+    return bool(
+        values.size
+        and values.dtype.kind in "iu"
+        and values.min() >= 0
+        and values.max() > COUNTS_MAX
+    )
+
+
+def _describe_channel(values: NDArray[Any]) -> ChannelInfo:
+    finite = _finite(values)
+    return ChannelInfo(
+        minimum=float(finite.min()) if finite.size else None,
+        maximum=float(finite.max()) if finite.size else None,
+        mean=float(finite.mean(dtype=np.float64)) if finite.size else None,
+        std=float(finite.std(dtype=np.float64)) if finite.size else None,
+        zeros=float((values == 0).mean()) if values.size else 0.0,
+        not_finite=1 - finite.size / values.size if values.size else 0.0,
+    )
+
+
+def _finite(values: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return found
+
+
+def _histogram(values: NDArray[Any], is_log: bool) -> tuple[int, ...]:
+    finite = _finite(values).astype(np.float64)
+    if not finite.size:
+        return ()
+    counts, _ = np.histogram(np.log1p(finite) if is_log else finite, NUM_BINS)
+    return tuple(int(count) for count in counts)

@@ -1,0 +1,146 @@
+"""What is to be staged of each file, and under which names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from hyperslab.errors import ConfigError
+from hyperslab.io.dataset import ArraySpec, Dataset, checked_box
+from hyperslab.io.files import explained
+from hyperslab.layout import Box
+
+VERSION = 1
+"""Of names and records: what another version staged is staged anew."""
+
+HEADER_NBYTES = 1 << 16
+"""That a file may have beside its arrays, and still be copied as it is."""
+
+
+class SourceIdentity(NamedTuple):
+    """What changes when a file is written to; the same on every node that sees it."""
+
+    nbytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> SourceIdentity:
+        with explained(path):
+            status = path.stat()
+            if not path.is_dir():
+                return cls(status.st_size, status.st_mtime_ns)
+            inside = [entry.stat() for entry in path.rglob("*") if entry.is_file()]
+        newest = max((each.st_mtime_ns for each in inside), default=status.st_mtime_ns)
+        return cls(sum(each.st_size for each in inside), newest)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is staged of one file: for each array one box, the same of each of its samples."""
+
+    path: Path
+    source: str
+    """The absolute path."""
+    identity: SourceIdentity
+    index: int
+    """Of one of its samples in the dataset."""
+    numbers: tuple[int, ...]
+    """Of the samples in the file."""
+    num_samples: int
+    """In the file."""
+    specs: tuple[ArraySpec, ...]
+    boxes: Mapping[str, Box]
+    """By the name of the array, in the file's order of dims."""
+
+    @cached_property
+    def name(self) -> str:
+        """Begins every name in the directory that belongs to this: the same for the same bytes."""
+        what = [self.numbers, {name: box.spans for name, box in self.boxes.items()}, VERSION]
+        start = "-".join([_digest(self.source), _digest(self.identity), _digest(what)])
+        return f"{start}-{self.path.name[-100:]}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all samples of the file are wanted, and all of each."""
+        shapes = {spec.name: spec.axes.in_file_order(spec.shape) for spec in self.specs}
+        whole = all(box == Box.whole(shapes[name]) for name, box in self.boxes.items())
+        return whole and self.numbers == tuple(range(self.num_samples))
+
+    @property
+    def nbytes(self) -> int:
+        """Of the boxes, not compressed."""
+        each = [self.boxes[spec.name].numel * spec.dtype.itemsize for spec in self.specs]
+        return len(self.numbers) * sum(each)
+
+    @property
+    def is_worth_a_copy(self) -> bool:
+        """Whether the file holds what is needed and little else."""
+        return self.is_whole and self.identity.nbytes <= self.nbytes * 1.02 + HEADER_NBYTES
+
+    @property
+    def disk_nbytes(self) -> int:
+        """What it takes on the disk, without headers."""
+        return self.identity.nbytes if self.is_worth_a_copy else self.nbytes
+
+    def is_older(self, name: str) -> bool:
+        """Whether ``name`` begins like those of a unit of this file before it was changed."""
+        source, identity, _ = self.name.split("-", 2)
+        return name.startswith(f"{source}-") and not name.startswith(f"{source}-{identity}-")
+
+
+def plan_units(
+    dataset: Dataset, boxes: Mapping[str, Box] | None, samples: Sequence[int] | None
+) -> list[Unit]:
+    """What is staged of each file that has one of ``samples``, in the order of the files."""
+    asked = dict(boxes or {})
+    if unknown := sorted(set(asked) - set(dataset.arrays)):
+        raise ConfigError(f"boxes are given for {unknown}, but there are {list(dataset.arrays)}")
+    specs = tuple(dataset.arrays.values())
+    in_file = {
+        spec.name: Box(spec.axes.in_file_order(checked_box(asked.get(spec.name), spec).spans))
+        for spec in specs
+    }
+    found: dict[Path, dict[int, int]] = {}
+    for index in range(len(dataset)) if samples is None else samples:
+        if not 0 <= index < len(dataset):
+            raise ConfigError(f"there is no sample {index}: the dataset has {len(dataset)} samples")
+        path, number = dataset.place_of(index)
+        found.setdefault(path, {})[number] = index
+    counts = dict(zip(dataset.paths, dataset.counts, strict=True))
+    return [_unit(path, found[path], counts[path], specs, in_file) for path in found]
+
+
+def _unit(
+    path: Path,
+    samples: Mapping[int, int],
+    count: int,
+    specs: tuple[ArraySpec, ...],
+    boxes: Mapping[str, Box],
+) -> Unit:
+    numbers = tuple(sorted(samples))
+    return Unit(
+        path=path,
+        source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
+        identity=SourceIdentity.of(path),
+        index=samples[numbers[0]],
+        numbers=numbers,
+        num_samples=count,
+        specs=specs,
+        boxes=boxes,
+    )
+
+
+def _digest(value: object) -> str:
+    return blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def shape_of(unit: Unit, spec: ArraySpec) -> tuple[int, ...]:
+    """Of what is staged of an array, in the file's order of dims."""
+    one = unit.boxes[spec.name].shape
+    return (len(unit.numbers), *one) if spec.axes.stacked else one

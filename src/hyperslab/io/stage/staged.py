@@ -1,0 +1,116 @@
+"""Samples read from where they were staged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hyperslab.errors import FormatError
+from hyperslab.io.contiguous import ContiguousArray
+from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.files import DataFile
+from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.io.stage.plan import Unit, plan_units, shape_of
+from hyperslab.io.stage.record import Record, array_name, copy_name, find_record
+from hyperslab.io.stage.write import npy_header
+from hyperslab.layout import Box, Span
+
+
+def open_staged(
+    dataset: Dataset,
+    directory: str | Path,
+    *,
+    boxes: Mapping[str, Box] | None = None,
+    samples: Sequence[int] | None = None,
+    verify: bool = False,
+    allow_missing: bool = False,
+) -> Dataset:
+    """The dataset, read from what ``stage`` put into ``directory`` with the same arguments.
+
+    A sample or a box that was not asked for there is read from the original files. One that was
+    asked for and is not there, whole and unchanged, raises ``FormatError`` at once;
+    ``allow_missing`` has it read from its original. With ``verify`` all checksums are compared
+    first.
+    """
+    folder = Path(directory)
+    units = {unit.path: unit for unit in plan_units(dataset, boxes, samples)}
+    found = {path: find_record(unit, folder, verify=verify) for path, unit in units.items()}
+    records = {path: record for path, record in found.items() if isinstance(record, Record)}
+    if len(records) < len(units) and not allow_missing:
+        _raise_missing({path: why for path, why in found.items() if isinstance(why, str)}, folder)
+
+    def open_file(path: Path) -> list[ArrayReader]:
+        if path not in records:
+            return dataset.open_file(path)
+        if records[path].is_copy:
+            return dataset.open_file(folder / copy_name(units[path]))
+        return [_staged_array(dataset, units[path], spec, folder) for spec in units[path].specs]
+
+    return dataset.reopened(open_file)
+
+
+class StagedArray(ArrayReader):
+    """An array of a file, of which one box of some samples is in a file of its own."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        spec: ArraySpec,
+        local: ArrayReader,
+        open_original: Callable[[], ArrayReader],
+    ) -> None:
+        shape = spec.axes.in_file_order(spec.shape)
+        self.shape = (unit.num_samples, *shape) if spec.axes.stacked else shape
+        self.dtype = spec.dtype
+        self._local, self._open_original = local, open_original
+        self._box = unit.boxes[spec.name]
+        numbers = {number: position for position, number in enumerate(unit.numbers)}
+        self._positions = numbers if spec.axes.stacked else None
+
+    def storage(self) -> Storage:
+        return self._local.storage()
+
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        places = self._places(box)
+        if places is None:
+            self._open_original().read(box, out)
+            return
+        for place, part in zip(places, _parts(out, len(places)), strict=True):
+            self._local.read(place, part)
+
+    def _places(self, box: Box) -> list[Box] | None:
+        """Where the samples of ``box`` lie in the local file, or None if not all of it is there."""
+        one = box if self._positions is None else Box(box.spans[1:])
+        if not self._box.contains(one):
+            return None
+        pairs = zip(one.spans, self._box.spans, strict=True)
+        spans = [Span(span.start - a.start, span.stop - a.start) for span, a in pairs]
+        if self._positions is None:
+            return [Box(tuple(spans))]
+        numbers = range(*box.spans[0])
+        if not all(number in self._positions for number in numbers):
+            return None
+        starts = [self._positions[number] for number in numbers]
+        return [Box((Span(start, start + 1), *spans)) for start in starts]
+
+
+def _parts(out: NDArray[Any], num: int) -> list[NDArray[Any]]:
+    return [out] if num == 1 else [out[i : i + 1] for i in range(num)]
+
+
+def _staged_array(dataset: Dataset, unit: Unit, spec: ArraySpec, folder: Path) -> StagedArray:
+    file = DataFile.look_at(folder / array_name(unit, spec.name))
+    shape = shape_of(unit, spec)
+    local = ContiguousArray(file, len(npy_header(shape, spec.dtype)), shape, spec.dtype)
+    return StagedArray(unit, spec, local, lambda: dataset.reader(unit.index, spec.name))
+
+
+def _raise_missing(missing: Mapping[Path, str], folder: Path) -> None:
+    path, reason = next(iter(missing.items()))
+    raise FormatError(
+        f"{len(missing)} of the files are not in {folder}, such as {path}: {reason}; stage them "
+        "(again) with the same boxes and samples"
+    )

@@ -1,0 +1,146 @@
+"""Boxes in host memory become Slabs on the mesh's device."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import CommError
+from hyperslab.io import ArraySpec
+from hyperslab.layout import Layout
+from hyperslab.nn.slab import Slab
+from hyperslab.store.maker import LocalBatch
+from hyperslab.store.normalize import Normalize, Values
+from hyperslab.store.placement import Placement
+
+
+class SlabDelivery:
+    """Copies, converts and normalizes; on a GPU on a stream of its own, ahead of the step."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        placement: Placement,
+        normalize: Normalize,
+        stats: str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._mesh, self._placement = mesh, placement
+        self._normalize, self._stats, self._dtype = normalize, stats, dtype
+        self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
+        self._copying: deque[tuple[torch.cuda.Event, LocalBatch]] = deque()
+
+    def __call__(self, local: LocalBatch) -> dict[str, Slab]:
+        """Called by the loader's thread."""
+        if self._stream is None:
+            return self._slabs(local)
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()
+        with torch.cuda.stream(self._stream):
+            slabs = self._slabs(local)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        self._copying.append((event, local))  # its buffers stay until they have been copied
+        return slabs
+
+    def hand_over(self, slabs: dict[str, Slab]) -> dict[str, Slab]:
+        """Called by the thread that uses them, whose stream waits for the copies."""
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._mesh.device)
+            current.wait_stream(self._stream)
+            for slab in slabs.values():
+                slab.local.record_stream(current)
+        return slabs
+
+    def _slabs(self, local: LocalBatch) -> dict[str, Slab]:
+        sample = next(iter(self._placement.arrays))
+        on_device = {name: self._moved(array) for name, array in local.arrays.items()}
+        stats = on_device.pop(self._stats) if self._stats else None
+        return {
+            name: self._slab(local, name, self._sample(x, stats) if name == sample else _target(x))
+            for name, x in on_device.items()
+        }
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        memory = torch.from_numpy(array)
+        return memory if self._stream is None else memory.to(self._mesh.device, non_blocking=True)
+
+    def _sample(self, x: Tensor, stats: Tensor | None) -> Tensor:
+        dtype = self._dtype or (x.dtype if x.is_complex() else torch.get_default_dtype())
+        if self._normalize.is_nothing:
+            return _converted(x, dtype)
+        y = _converted(x, torch.promote_types(dtype, torch.float32), owned=True)
+        return normalized(y, self._normalize, stats, "C" in self._spec.axes.letters).to(dtype)
+
+    @property
+    def _spec(self) -> ArraySpec:
+        return next(iter(self._placement.arrays.values()))
+
+    def _slab(self, local: LocalBatch, name: str, x: Tensor) -> Slab:
+        layout = self._placement.batch_layout(name, local.sizes)
+        if name == self._spec.name and "C" not in self._spec.axes.letters:
+            x = x.unsqueeze(1)
+            layout = Layout(
+                (layout.shape[0], 1, *layout.shape[1:]),
+                (layout.splits[0], None, *layout.splits[1:]),
+            )
+        return Slab(x, layout, self._mesh)
+
+
+def normalized(x: Tensor, how: Normalize, stats: Tensor | None, has_channels: bool) -> Tensor:
+    """``x`` (samples, channels, ...) changed in place; ``stats`` (samples, channels, columns)."""
+    shape = [1, -1, *[1] * (x.ndim - 2)] if has_channels else [1] * x.ndim
+
+    def by_channel(values: Values) -> Tensor | float:
+        if isinstance(values, int | float):
+            return float(values)
+        return torch.tensor(list(values), dtype=x.dtype, device=x.device).reshape(shape)
+
+    if how.from_file:
+        assert stats is not None
+        low, high, mean, std = (
+            stats[:, :, min(column, stats.shape[2] - 1)].to(x.dtype).reshape(len(x), *shape[1:])
+            for column in range(4)
+        )
+        shift, width = (low, high - low) if how.from_file == "minmax" else (mean, std)
+        x.sub_(shift).div_(torch.where(width == 0, torch.ones_like(width), width))
+    if how.scale != 1.0:
+        x.mul_(by_channel(how.scale))
+    if how.log1p:
+        x.log1p_()
+    if how.mean != 0.0:
+        x.sub_(by_channel(how.mean))
+    if how.std != 1.0:
+        x.div_(by_channel(how.std))
+    return x
+
+
+def _target(x: Tensor) -> Tensor:
+    """Labels as torch's losses want them, and other values in the precision of the model."""
+    if x.is_floating_point():
+        return _converted(x, torch.get_default_dtype())
+    return _converted(x, x.dtype if x.is_complex() or x.dtype == torch.bool else torch.int64)
+
+
+def _converted(x: Tensor, dtype: torch.dtype, owned: bool = False) -> Tensor:
+    """``x`` in ``dtype``, channels first in memory too, in one pass; a copy if ``owned``."""
+    if not owned and x.dtype == dtype and x.is_contiguous():
+        return x
+    return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
+
+
+def pin(memory: NDArray[np.uint8]) -> None:
+    """Locks a buffer into memory, so that a GPU reads it by itself."""
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+    if code:
+        raise CommError(f"{memory.nbytes} bytes cannot be pinned for the GPU (CUDA error {code})")
+
+
+def unpin(memory: NDArray[np.uint8]) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)

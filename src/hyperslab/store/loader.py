@@ -1,0 +1,341 @@
+"""The loader: every rank's boxes of every batch, ahead of time."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from hyperslab.errors import ConfigError, FormatError
+from hyperslab.io import Dataset
+from hyperslab.io.buffers import BufferPool
+from hyperslab.io.schedule import Position, Schedule
+from hyperslab.layout import Grid
+from hyperslab.store.augment import Augmentation
+from hyperslab.store.budget import parse_nbytes
+from hyperslab.store.crew import Crew
+from hyperslab.store.maker import BatchMaker, LocalBatch
+from hyperslab.store.memory import MemoryStore
+from hyperslab.store.normalize import Normalize
+from hyperslab.store.peers import Alone, Peers
+from hyperslab.store.placement import Placement
+from hyperslab.store.works import Deliver, Works, num_readers
+
+if TYPE_CHECKING:
+    import torch
+
+    from hyperslab.comm.mesh import Mesh
+    from hyperslab.store.deliver import SlabDelivery
+
+_log = logging.getLogger("hyperslab")
+
+STORES = ("memory", "none")
+BAD_SAMPLES = ("stop", "skip")
+
+
+class Loader:
+    """Batches of a dataset as Slabs, one epoch for every ``for`` over it.
+
+    The order of samples depends on ``seed`` and the epoch alone, not on the mesh, and is known in
+    advance, so the next ``prefetch`` batches are always on their way, over the end of an epoch too.
+
+    Making one is collective over the mesh, as is iterating: every rank takes the same steps.
+
+    Args:
+        dataset: From ``hyperslab.open``.
+        mesh: From ``hyperslab.init``. None is one process.
+        batch_size: Samples in one step, over all ranks; the last batch has what is left.
+        shuffle: ``global`` draws a new order of all samples each epoch, ``local`` one within each
+            rank's share, ``none`` keeps the order of the files.
+        store: ``memory`` reads each sample once and serves it from the memory of the ranks from
+            then on; ``none`` reads the files every time.
+        prefetch: Batches made ahead of the step.
+        seed: Of the order and of augmentation.
+        drop_last: Leaves out a last batch that is short.
+        normalize: ``log1p``, ``minmax`` or ``standard`` (by the files' own statistics), or a
+            ``Normalize``; done on the device, for the sample alone.
+        augment: ``flip`` mirrors samples at random, ``cube`` also permutes equal spatial extents;
+            label maps go along.
+        dtype: Of the sample; torch's default, if not given.
+        as_dict: Yields arrays by name, not as a tuple of the sample and its targets.
+        bad_samples: ``stop`` raises on all ranks when one cannot read a sample; with ``skip`` all
+            ranks leave it out, and ``skipped`` tells which and why.
+        memory_budget: For the store, per rank, such as ``"20GiB"``; half of the node's free memory,
+            shared by its ranks, if not given. What does not fit goes to local disk.
+        spill_dir: Where that is; the system's folder for temporary files, if not given.
+        preload: Fills the store before the first batch, with a progress bar.
+        cuts: Bounds along some axes, as for ``hyperslab.shard``.
+        threads: That read for this rank.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        mesh: Mesh | None = None,
+        *,
+        batch_size: int = 1,
+        shuffle: str = "global",
+        store: str = "memory",
+        prefetch: int = 2,
+        seed: int = 0,
+        drop_last: bool = False,
+        normalize: str | Normalize | None = None,
+        augment: str | None = None,
+        dtype: torch.dtype | None = None,
+        as_dict: bool = False,
+        bad_samples: str = "stop",
+        memory_budget: int | str | None = None,
+        spill_dir: str | os.PathLike[str] | None = None,
+        preload: bool = False,
+        cuts: Mapping[str, Sequence[int]] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        _check_choice("store", store, STORES)
+        _check_choice("bad_samples", bad_samples, BAD_SAMPLES)
+        _check_count("prefetch", prefetch, least=0)
+        _check_count("threads", threads, least=1)
+        self._dataset, self._mesh = dataset, mesh
+        self._as_dict, self._skips, self._dtype = as_dict, bad_samples == "skip", dtype
+        self._uses_memory, self._preloads, self._prefetch = store == "memory", preload, prefetch
+        self._memory_budget = None if memory_budget is None else parse_nbytes(memory_budget)
+        self._spill_dir = None if spill_dir is None else Path(spill_dir)
+        self._num_threads = num_readers(threads)
+        grid, rank = (mesh.grid, mesh.rank) if mesh else (Grid((1,) * 5), 0)
+        self._placement = Placement.of(grid, rank, dataset.arrays, cuts)
+        self._schedule = Schedule(
+            num_samples=len(dataset),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
+            num_shares=self._placement.num_shares if shuffle == "local" else 1,
+        )
+        self._augmentation = _augmentation(augment, seed, dataset)
+        self._normalize = _checked_normalize(normalize, dataset)
+        self._at = Position(0, 0)
+        self._is_within = False
+        self._loop = 0
+        self._works: Works | None = None
+        self._delivery: SlabDelivery | None = None
+        self.skipped: dict[int, str] = {}
+        """Samples that could not be read and were left out, and why; the same on all ranks."""
+
+    def __len__(self) -> int:
+        """The batches of one epoch."""
+        return len(self._schedule)
+
+    @property
+    def epoch(self) -> int:
+        """Of the next batch."""
+        return self._at.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Slabs of one epoch: a tuple of the sample and its targets, or a dict by array name."""
+        delivery = self._slab_delivery()
+        for slabs in self._batches(delivery):
+            yield self._arranged(delivery.hand_over(slabs))
+
+    def numpy(self) -> NumpyBatches:
+        """The same batches as NumPy arrays of this rank's boxes, in the file's dtype; no torch.
+
+        Arrays are lent from a pool and go back to it when nothing refers to them any more.
+        """
+        return NumpyBatches(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is; ``load_state_dict`` goes on there, on any mesh."""
+        schedule = self._schedule
+        return {
+            "epoch": self._at.epoch,
+            "sample": self._at.sample,
+            "seed": schedule.seed,
+            "shuffle": schedule.shuffle,
+            "num_samples": schedule.num_samples,
+            "num_shares": schedule.num_shares,
+            "batch_size": schedule.batch_size,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where ``state`` was taken, with its seed; the batch size may be another."""
+        schedule = _restored(self._schedule, state)
+        self._at = schedule.checked(Position(int(state["epoch"]), int(state["sample"])))
+        self._schedule, self._is_within = schedule, False
+        if self._augmentation:
+            self._augmentation = replace(self._augmentation, seed=schedule.seed)
+        self._loop += 1
+
+    def close(self) -> None:
+        """Ends the threads and frees the memory; a later ``for`` begins anew."""
+        if self._works:
+            self._finalizer()
+            self._works = None
+        self._loop += 1
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _batches(self, deliver: Deliver) -> Iterator[Any]:
+        """What ``deliver`` makes of the batches of one epoch, or of what is left of it."""
+        if self._is_within and self._at.sample:  # the last loop was left before its end
+            self._at = Position(self._at.epoch + 1, 0)
+        works = self._works = self._works or self._begin_works()
+        works.start(self._at, self._schedule, deliver)
+        self._loop += 1
+        loop, self._is_within = self._loop, True
+        epoch = self._at.epoch
+        while self._at.epoch == epoch:
+            local, delivered = works.take()
+            self._note(local)
+            self._at = local.batch.next
+            if sum(local.sizes):
+                yield delivered
+            if loop != self._loop:
+                raise ConfigError(
+                    "this loop over the loader cannot go on: another was begun, or the loader was "
+                    "closed or set to another state"
+                )
+        self._is_within = False
+
+    def _note(self, local: LocalBatch) -> None:
+        """Raises or remembers what could not be read, on all ranks alike."""
+        if local.skipped and not self._skips:
+            more = f" (and {len(local.skipped) - 1} more)" if len(local.skipped) > 1 else ""
+            raise FormatError(next(iter(local.skipped.values())) + more)
+        new = {index: why for index, why in local.skipped.items() if index not in self.skipped}
+        self.skipped |= new
+        if self._placement.rank == 0:
+            for why in new.values():
+                _log.warning("skipped: %s (%d skipped so far)", why, len(self.skipped))
+
+    def _begin_works(self) -> Works:
+        peers = self._peers()
+        crew = Crew(self._num_threads)
+        pool = self._pool()
+        store = self._store(peers) if self._uses_memory else None
+        maker = BatchMaker(
+            self._dataset, self._placement, peers, crew, pool, store, self._augmentation
+        )
+        works = Works(maker, peers, crew, pool, store, self._prefetch)
+        self._finalizer = weakref.finalize(self, works.close)
+        if store and self._preloads:
+            works.preload(show=self._placement.rank == 0)
+        return works
+
+    def _store(self, peers: Peers) -> MemoryStore:
+        return MemoryStore(
+            self._dataset,
+            self._placement,
+            self._schedule,
+            peers,
+            first_epoch=self._at.epoch,
+            memory_budget=self._memory_budget,
+            spill_dir=self._spill_dir,
+            timeout_seconds=self._mesh.timeout.total_seconds() if self._mesh else 600.0,
+        )
+
+    def _peers(self) -> Peers:
+        if self._mesh is None:
+            return Alone(self._placement.grid)
+        from hyperslab.comm.side_channel import SideChannel
+
+        return SideChannel(self._mesh, "loading data")
+
+    def _pool(self) -> BufferPool:
+        if self._mesh is None or self._mesh.device.type != "cuda":
+            return BufferPool()
+        from hyperslab.store.deliver import pin, unpin
+
+        return BufferPool(on_new=pin, on_free=unpin)
+
+    def _slab_delivery(self) -> SlabDelivery:
+        if self._delivery is None:
+            from hyperslab.comm.mesh import init
+            from hyperslab.store.deliver import SlabDelivery
+
+            mesh = self._mesh or init()
+            if mesh.num_ranks != self._placement.grid.num_ranks:
+                raise ConfigError(
+                    f"the loader was made without a mesh, for one process, but there are "
+                    f"{mesh.num_ranks}: give it one, as in hyperslab.Loader(data, hyperslab.init())"
+                )
+            self._delivery = SlabDelivery(
+                mesh, self._placement, self._normalize, self._dataset.stats, self._dtype
+            )
+        return self._delivery
+
+    def _arranged(self, arrays: dict[str, Any]) -> Any:
+        """Arrays as they are yielded; statistics are not."""
+        shown = {name: x for name, x in arrays.items() if name != self._dataset.stats}
+        if self._as_dict:
+            return shown
+        return tuple(shown.values()) if len(shown) > 1 else next(iter(shown.values()))
+
+
+class NumpyBatches:
+    """A loader's batches as NumPy arrays; each ``for`` over it is an epoch of the loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for arrays in self._loader._batches(_arrays):
+            yield self._loader._arranged(arrays)
+
+
+def _arrays(local: LocalBatch) -> dict[str, NDArray[Any]]:
+    return local.arrays
+
+
+def _restored(schedule: Schedule, state: Mapping[str, Any]) -> Schedule:
+    known = {"epoch", "sample", "seed", "shuffle", "num_samples", "num_shares", "batch_size"}
+    if missing := sorted(known - set(state)):
+        raise ConfigError(f"this is not the state of a loader: it has no {', '.join(missing)}")
+    for name in ("num_samples", "shuffle"):
+        if state[name] != getattr(schedule, name):
+            raise ConfigError(
+                f"the state was saved with {name}={state[name]!r}, but the loader has "
+                f"{getattr(schedule, name)!r}: the order of samples would be another"
+            )
+    if schedule.shuffle == "local" and state["batch_size"] != schedule.batch_size:
+        raise ConfigError(
+            f"the state was saved with batch_size={state['batch_size']}, on which the order of "
+            f"shuffle='local' depends, but the loader has {schedule.batch_size}"
+        )
+    return replace(schedule, seed=state["seed"], num_shares=state["num_shares"])
+
+
+def _augmentation(kind: str | None, seed: int, dataset: Dataset) -> Augmentation | None:
+    if kind is None:
+        return None
+    named = zip(dataset.spec.axes.names, dataset.shape, strict=True)
+    return Augmentation(kind, seed, tuple(extent for name, extent in named if name != "C"))
+
+
+def _checked_normalize(how: str | Normalize | None, dataset: Dataset) -> Normalize:
+    normalize = Normalize.named(how)
+    has_channels = "C" in dataset.spec.axes.letters
+    stats = dataset.arrays[dataset.stats].shape if dataset.stats else None
+    normalize.check(dataset.shape[0] if has_channels else 1, stats)
+    return normalize
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if value is not None and (not isinstance(value, int) or value < least):
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -1,0 +1,149 @@
+"""From a batch of the schedule to this rank's boxes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hyperslab.errors import FormatError
+from hyperslab.io import Dataset
+from hyperslab.io.buffers import BufferPool
+from hyperslab.io.schedule import Batch
+from hyperslab.store.augment import Augmentation, Symmetry
+from hyperslab.store.crew import Crew
+from hyperslab.store.memory import MemoryStore, Wish
+from hyperslab.store.peers import Peers
+from hyperslab.store.placement import Placement
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class LocalBatch:
+    """This rank's boxes of the samples that came to it, and how many came to each share."""
+
+    batch: Batch
+    arrays: Arrays
+    """By name, (samples, channels, ...); their memory is in the file's order of dims."""
+    sizes: tuple[int, ...]
+    skipped: dict[int, str]
+    """Samples that no rank took because one could not read them, and why."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch on its way from files and from other ranks."""
+
+    batch: Batch
+    arrays: Arrays
+    wishes: list[tuple[Wish, NDArray[Any]]]
+    fills: list[Future[None]]
+    takes: list[Future[None]]
+
+
+class BatchMaker:
+    """Reads batches with a crew of threads, from the files or from the memory of the ranks."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        placement: Placement,
+        peers: Peers,
+        crew: Crew,
+        pool: BufferPool,
+        store: MemoryStore | None,
+        augmentation: Augmentation | None,
+    ) -> None:
+        self._dataset, self._placement, self._peers = dataset, placement, peers
+        self._crew, self._pool, self._store = crew, pool, store
+        self._augmentation = augmentation
+
+    def begin(self, batch: Batch) -> Reading:
+        fills = []
+        if self._store:
+            fill = self._store.fill
+            fills = [self._crew.submit(fill, i) for i in self._store.to_fill(batch.indices)]
+        indices = self._taken(batch, self._placement.rank)
+        arrays = {name: self._buffer(name, len(indices)) for name in self._placement.arrays}
+        wishes, takes = [], []
+        for row, index in enumerate(indices):
+            of_sample = [
+                (wish, self._view(batch, wish, arrays[wish.array][row]))
+                for wish in self._wishes(batch, index, self._placement.rank)
+            ]
+            wishes += of_sample
+            takes.append(self._crew.submit(self._take, of_sample))
+        return Reading(batch, arrays, wishes, fills, takes)
+
+    def finish(self, reading: Reading) -> LocalBatch:
+        """Collective over all ranks: they skip the same samples, or stop at the same one."""
+        for fill in reading.fills:
+            fill.result()
+        faults = {}
+        if self._store:
+            self._store.swap(reading.wishes, lambda rank: self._all_wishes(reading.batch, rank))
+            faults = self._store.faults(reading.batch.indices)
+        indices = self._taken(reading.batch, self._placement.rank)
+        for index, take in zip(indices, reading.takes, strict=True):
+            try:
+                take.result()
+            except FormatError as error:
+                faults[index] = str(error)
+        return self._without(reading, self._peers.settle(faults))
+
+    def _without(self, reading: Reading, faults: dict[int, str]) -> LocalBatch:
+        batch, spans = reading.batch, self._placement.spans(len(reading.batch.indices))
+        good = [
+            [row for row, index in enumerate(batch.indices[a:b]) if index not in faults]
+            for a, b in spans
+        ]
+        arrays, mine = reading.arrays, good[self._placement.share]
+        if len(mine) < spans[self._placement.share].size:
+            arrays = {name: array[mine] for name, array in arrays.items()}
+        skipped = {index: faults[index] for index in batch.indices if index in faults}
+        return LocalBatch(batch, arrays, tuple(map(len, good)), skipped)
+
+    def _taken(self, batch: Batch, rank: int) -> Sequence[int]:
+        span = self._placement.spans(len(batch.indices))[self._placement.share_of(rank)]
+        return batch.indices[span.start : span.stop]
+
+    def _all_wishes(self, batch: Batch, rank: int) -> list[Wish]:
+        indices = self._taken(batch, rank)
+        return [wish for index in indices for wish in self._wishes(batch, index, rank)]
+
+    def _wishes(self, batch: Batch, index: int, rank: int) -> list[Wish]:
+        """What ``rank`` takes of a sample: the pre-images of its boxes."""
+        wishes = []
+        for name, spec in self._placement.arrays.items():
+            box = self._placement.box(name, rank)
+            if symmetry := self._symmetry(batch, index, name):
+                box = symmetry.source(box, spec)
+            wishes.append(Wish(index, name, box))
+        return wishes
+
+    def _view(self, batch: Batch, wish: Wish, out: NDArray[Any]) -> NDArray[Any]:
+        symmetry = self._symmetry(batch, wish.index, wish.array)
+        return symmetry.view(out) if symmetry else out
+
+    def _symmetry(self, batch: Batch, index: int, array: str) -> Symmetry | None:
+        if self._augmentation is None or not self._placement.arrays[array].is_cut:
+            return None
+        return self._augmentation.symmetry(batch.at.epoch, index)
+
+    def _take(self, wishes: Sequence[tuple[Wish, NDArray[Any]]]) -> None:
+        for wish, out in wishes:
+            if self._store:
+                self._store.take(wish, out)
+            else:
+                self._dataset.read(wish.index, wish.box, out=out, array=wish.array)
+
+    def _buffer(self, array: str, num: int) -> NDArray[Any]:
+        """Room for this rank's box of ``num`` samples, in the file's order of dims."""
+        spec = self._placement.arrays[array]
+        shape = spec.axes.in_file_order(self._placement.box(array).shape)
+        memory = self._pool.take((num, *shape), spec.dtype)
+        return memory.transpose(0, *(1 + dim for dim in spec.axes.order))

@@ -1,0 +1,220 @@
+"""The samples in the memory of the ranks: each keeps its own boxes of its share of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import CommError, FormatError
+from hyperslab.io import Dataset
+from hyperslab.io.schedule import Schedule
+from hyperslab.layout import Box
+from hyperslab.store.owners import assign_owners
+from hyperslab.store.peers import Peers
+from hyperslab.store.placement import Placement
+from hyperslab.store.segment import SlotFormat, node_name, populate
+from hyperslab.store.shelves import BAD, EMPTY, READY, OwnShelf, map_shelves
+
+_POLL_SECONDS = 0.0002
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A box of one array of one sample."""
+
+    index: int
+    array: str
+    box: Box
+
+
+Filled = tuple[Wish, NDArray[Any]]
+"""A wish, and the array that it is to fill."""
+
+
+class MemoryStore:
+    """Every sample is read once, by the rank that visits it first, and then taken from there.
+
+    A rank fills a slot when the schedule first asks for its sample, whoever takes it, and raises
+    the slot's flag; takers wait for the flag and copy. Slots are written once, so readers need no
+    lock. Ranks of one node map each other's slots; to others boxes travel as messages, which both
+    sides know from the schedule.
+
+    Making it is collective over all ranks, as is ``swap``.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        placement: Placement,
+        schedule: Schedule,
+        peers: Peers,
+        *,
+        first_epoch: int = 0,
+        memory_budget: int | None = None,
+        spill_dir: Path | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self._dataset, self._placement, self._peers = dataset, placement, peers
+        self._timeout_seconds = timeout_seconds
+        self._owners = assign_owners(schedule, placement.num_shares, first_epoch)
+        self._formats: dict[int, SlotFormat] = {}
+        node = node_name()
+        self._own = OwnShelf(
+            self._owners.num_owned(placement.share),
+            self._format(placement.rank).nbytes,
+            peers.tell_all(node).count(node),
+            memory_budget,
+            spill_dir,
+        )
+        self.holdings = peers.tell_all(self._own.holding)
+        self._shelves = map_shelves(self.holdings, placement.rank, self._own.as_shelf())
+        self._seen_by = peers.tell_all(frozenset(self._shelves))
+        self._begun: set[int] = set()
+        self._errors: dict[int, str] = {}
+        self._stopped = threading.Event()
+
+    def to_fill(self, indices: Sequence[int]) -> list[int]:
+        """Those of ``indices`` that this rank is to ``fill`` now; each is named once."""
+        placement = self._placement
+        new = [
+            index
+            for index in indices
+            if self._owners.shares[index] == placement.share
+            and self._slot(index, placement.rank) is not None
+            and index not in self._begun
+        ]
+        self._begun.update(new)
+        return new
+
+    def fill_all(self) -> list[int]:
+        """All samples that this rank keeps, to ``fill`` them before the first is asked for."""
+        return self.to_fill(np.flatnonzero(self._owners.shares == self._placement.share).tolist())
+
+    def fill(self, index: int) -> None:
+        """Reads this rank's boxes of a sample into their slot."""
+        shelf, number = self._shelves[self._placement.rank], self._slot(index, self._placement.rank)
+        assert number is not None
+        flag = READY
+        populate(shelf.slot(number))
+        try:
+            for name, array in self._arrays(index, self._placement.rank).items():
+                self._dataset.read(index, self._placement.box(name), out=array, array=name)
+        except FormatError as error:
+            self._errors[index] = str(error)
+            flag = BAD
+        shelf.flags[number] = flag
+
+    def faults(self, indices: Sequence[int]) -> dict[int, str]:
+        """What was wrong with those of ``indices`` that this rank could not fill."""
+        return {index: self._errors[index] for index in indices if index in self._errors}
+
+    def take(self, wish: Wish, out: NDArray[Any]) -> None:
+        """Fills ``out`` with what this rank can see of a box; ``swap`` brings the rest."""
+        for holder, part in self._holders(wish, self._placement):
+            view = out[part.slices_in(wish.box)]
+            if self._slot(wish.index, holder) is None:
+                self._dataset.read(wish.index, part, out=view, array=wish.array)
+            elif holder in self._shelves and self._wait(wish.index, holder) == READY:
+                np.copyto(view, self._part(wish, holder, part))
+
+    def swap(self, mine: Sequence[Filled], wishes_of: Callable[[int], Sequence[Wish]]) -> None:
+        """Brings the parts of ``mine`` that lie out of sight, and sends what others wish for.
+
+        ``wishes_of`` tells what another rank takes of the same batch. Called when this rank has
+        filled all that it keeps of the batch.
+        """
+        rank = self._placement.rank
+        blind = [other for other, seen in enumerate(self._seen_by) if rank not in seen]
+        sends = [
+            (other, np.ascontiguousarray(self._part(wish, rank, part)))
+            for other in blind
+            for wish in wishes_of(other)
+            for holder, part in self._holders(wish, replace(self._placement, rank=other))
+            if holder == rank and self._slot(wish.index, rank) is not None
+        ]
+        awaited = [
+            (holder, out[part.slices_in(wish.box)])
+            for wish, out in mine
+            for holder, part in self._holders(wish, self._placement)
+            if holder not in self._shelves and self._slot(wish.index, holder) is not None
+        ]
+        received = [(holder, np.empty(view.shape, view.dtype)) for holder, view in awaited]
+        self._peers.swap(sends, received)
+        for (_, view), (_, array) in zip(awaited, received, strict=True):
+            np.copyto(view, array)
+
+    def _holders(self, wish: Wish, placement: Placement) -> list[tuple[int, Box]]:
+        """Who keeps the parts of a box that the rank of ``placement`` wishes for."""
+        return placement.holders(wish.array, int(self._owners.shares[wish.index]), wish.box)
+
+    def _slot(self, index: int, rank: int) -> int | None:
+        """The slot of a sample on the rank that keeps it, or None where it stays in the files."""
+        number = int(self._owners.numbers[index])
+        return number if number < self.holdings[rank].num_slots else None
+
+    def _part(self, wish: Wish, holder: int, part: Box) -> NDArray[Any]:
+        array = self._arrays(wish.index, holder)[wish.array]
+        return array[part.slices_in(self._placement.box(wish.array, holder))]
+
+    def _arrays(self, index: int, rank: int) -> dict[str, NDArray[Any]]:
+        """The arrays in a slot, channels first."""
+        number = self._slot(index, rank)
+        assert number is not None
+        stored = self._format(rank).arrays(self._shelves[rank].slot(number))
+        specs = self._placement.arrays
+        return {
+            name: array.transpose(specs[name].axes.order)
+            for name, array in zip(specs, stored, strict=True)
+        }
+
+    def _format(self, rank: int) -> SlotFormat:
+        """Of the slots of ``rank``, in which arrays lie in the file's order of dims."""
+        if rank not in self._formats:
+            specs = self._placement.arrays.values()
+            boxes = [self._placement.box(spec.name, rank) for spec in specs]
+            shapes = [s.axes.in_file_order(b.shape) for s, b in zip(specs, boxes, strict=True)]
+            self._formats[rank] = SlotFormat(tuple(shapes), tuple(spec.dtype for spec in specs))
+        return self._formats[rank]
+
+    def _wait(self, index: int, holder: int) -> int:
+        """The flag of a slot, once its holder has filled it or could not."""
+        number = self._slot(index, holder)
+        assert number is not None
+        flags = self._shelves[holder].flags
+        deadline = time.monotonic() + self._timeout_seconds
+        while (flag := int(flags[number])) == EMPTY:
+            if self._stopped.wait(_POLL_SECONDS):
+                raise CommError("the loader was closed")
+            late = time.monotonic() > deadline
+            if late or not _is_alive(self.holdings[holder].pid):
+                raise CommError(
+                    f"rank {self._placement.rank} waits for sample {index} from rank {holder}, "
+                    + (f"in vain for {self._timeout_seconds:g} s" if late else "which has ended")
+                )
+        return flag
+
+    def stop_waiting(self) -> None:
+        """Lets go of those who wait for other ranks, with an error."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        self._shelves = {}
+        self._own.close()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,56 @@
+"""What a loader says to the loaders of the other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from hyperslab.layout import Grid
+
+T = TypeVar("T")
+Faults = Mapping[int, str]
+"""What was wrong with a sample, by its index."""
+
+
+class Peers(Protocol):
+    """Collective calls over all ranks, in the same order on each; none is thread-safe."""
+
+    grid: Grid
+    rank: int
+
+    def tell_all(self, value: T) -> list[T]:
+        """The values of all ranks, by rank."""
+
+    def settle(self, faults: Faults) -> dict[int, str]:
+        """The faults that any rank has; of several for a sample, that of the lowest rank."""
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+    ) -> None:
+        """Sends arrays to ranks and fills others from ranks, between two ranks in this order."""
+
+
+class Alone:
+    """One process, or one of several that share no more than their files."""
+
+    def __init__(self, grid: Grid, rank: int = 0) -> None:
+        self.grid, self.rank = grid, rank
+
+    def tell_all(self, value: T) -> list[T]:
+        assert self.grid.num_ranks == 1
+        return [value]
+
+    def settle(self, faults: Faults) -> dict[int, str]:
+        return dict(faults)
+
+    def swap(
+        self,
+        sends: Sequence[tuple[int, NDArray[Any]]],
+        receives: Sequence[tuple[int, NDArray[Any]]],
+    ) -> None:
+        assert not sends
+        assert not receives

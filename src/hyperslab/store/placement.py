@@ -1,0 +1,106 @@
+"""Which box of every array each rank holds, and which samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from hyperslab.errors import LayoutError
+from hyperslab.io import ArraySpec
+from hyperslab.layout import Box, Cuts, Grid, Layout, Span, Split, cut_evenly, split_over
+
+AXIS_OF = {"C": "channel", "D": "depth", "H": "height", "W": "width"}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The arrays of a dataset over the ranks of ``grid``, as ``rank`` sees them.
+
+    Every rank takes the same box of all the samples that come to it; ranks that differ along the
+    sample axis take other samples of a batch.
+    """
+
+    grid: Grid
+    rank: int
+    arrays: Mapping[str, ArraySpec]
+    layouts: Mapping[str, Layout]
+    """Of one sample, by array."""
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        rank: int,
+        arrays: Mapping[str, ArraySpec],
+        cuts: Mapping[str, Sequence[int]] | None = None,
+    ) -> Placement:
+        """Every array cut evenly, or at ``cuts``, along the axes of its dims."""
+        sample = next(iter(arrays.values()))
+        axes = tuple(AXIS_OF[letter] for letter in sample.axes.names)
+        idle = [axis for axis in grid.long_axes if axis not in (*axes, "sample", "channel")]
+        if idle:
+            raise LayoutError(
+                f"array {sample.name!r} has the dims {sample.axes.names}, but the mesh "
+                f"({grid.describe()}) cuts {' and '.join(idle)}: name the dims by axes=, or leave "
+                "that axis out of the mesh"
+            )
+        whole = split_over(sample.shape, grid, axes, cuts)
+        by_axis = {split.axis: split for split in whole.splits if split}
+        layouts = {name: _layout(spec, by_axis) for name, spec in arrays.items()}
+        return cls(grid, rank, arrays, layouts)
+
+    @cached_property
+    def num_shares(self) -> int:
+        """The ranks along the sample axis, each of which takes its share of a batch."""
+        return self.grid.size("sample")
+
+    @cached_property
+    def share(self) -> int:
+        return self.share_of(self.rank)
+
+    def share_of(self, rank: int) -> int:
+        return self.grid.coords[rank]["sample"]
+
+    def box(self, array: str, rank: int | None = None) -> Box:
+        """What a rank (this one, if not given) takes of every sample."""
+        coords = self.grid.coords[self.rank if rank is None else rank]
+        return self.layouts[array].box(coords)
+
+    def spans(self, num: int) -> tuple[Span, ...]:
+        """Which of the ``num`` samples of a batch go to each share."""
+        return cut_evenly(num, self.num_shares).spans
+
+    def batch_layout(self, array: str, sizes: Sequence[int]) -> Layout:
+        """The layout of a batch of which each share has taken as many samples as ``sizes`` say."""
+        one = self.layouts[array]
+        cuts = Cuts(tuple(accumulate(sizes, initial=0)))
+        split = Split("sample", cuts) if self.num_shares > 1 else None
+        return Layout((cuts.extent, *one.shape), (split, *one.splits))
+
+    def beside(self, share: int) -> int:
+        """The rank of ``share`` that holds the same boxes as this one."""
+        return self._group(share)[self._group(self.share).index(self.rank)]
+
+    def _group(self, share: int) -> list[int]:
+        return [rank for rank, at in enumerate(self.grid.coords) if at["sample"] == share]
+
+    def holders(self, array: str, share: int, box: Box) -> list[tuple[int, Box]]:
+        """The ranks of ``share`` that hold ``box`` of an array together, and the part of each."""
+        beside = self.beside(share)
+        if self.box(array, beside).contains(box):
+            return [(beside, box)]
+        channel = self.grid.coords[self.rank]["channel"]
+        parts = [
+            (rank, self.box(array, rank) & box)
+            for rank in self._group(share)
+            if self.grid.coords[rank]["channel"] == channel
+        ]
+        return [(rank, part) for rank, part in parts if part]
+
+
+def _layout(spec: ArraySpec, by_axis: Mapping[str, Split]) -> Layout:
+    if not spec.is_cut:
+        return Layout.unsplit(spec.shape)
+    return Layout(spec.shape, tuple(by_axis.get(AXIS_OF[letter]) for letter in spec.axes.names))

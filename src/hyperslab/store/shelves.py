@@ -1,0 +1,132 @@
+"""The slots in which ranks keep samples, and how ranks of one node see each other's."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import ConfigError
+from hyperslab.store.budget import DISK_SHARE, MEMORY_SHARE, free_disk, free_memory
+from hyperslab.store.segment import Address, Segment, map_segment, node_name
+
+EMPTY, READY, BAD = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What one rank keeps, as it tells the others.
+
+    Its first samples lie in memory, the next ones on its node's disk, the rest in the files only.
+    """
+
+    node: str
+    pid: int
+    num_memory: int
+    num_disk: int
+    slot_nbytes: int
+    flags: Address
+    memory: Address
+    disk: Address
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_memory + self.num_disk
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The slots of one rank, mapped into this process; ``flags`` tell which are filled."""
+
+    slot_nbytes: int
+    flags: NDArray[np.uint8]
+    memory: NDArray[np.uint8]
+    disk: NDArray[np.uint8]
+
+    def slot(self, number: int) -> NDArray[np.uint8]:
+        num_memory = len(self.memory) // max(1, self.slot_nbytes)
+        in_memory = number < num_memory
+        place = (number if in_memory else number - num_memory) * self.slot_nbytes
+        return (self.memory if in_memory else self.disk)[place : place + self.slot_nbytes]
+
+
+class OwnShelf:
+    """This rank's slots: as many as memory and disk allow, of the ``num_owned`` that it wants."""
+
+    def __init__(
+        self,
+        num_owned: int,
+        slot_nbytes: int,
+        num_local: int,
+        memory_budget: int | None,
+        spill_dir: Path | None,
+    ) -> None:
+        if memory_budget is None:
+            memory_budget = int(free_memory() * MEMORY_SHARE / num_local)
+        num_memory = min(num_owned, memory_budget // max(1, slot_nbytes))
+        num_disk = _num_on_disk(num_owned - num_memory, slot_nbytes, num_local, spill_dir)
+        self._memory = Segment(num_memory * slot_nbytes)
+        self._disk = _spilled(num_disk * slot_nbytes, spill_dir)
+        self._flags = Segment(num_memory + num_disk)
+        self.holding = Holding(
+            node=node_name(),
+            pid=os.getpid(),
+            num_memory=num_memory,
+            num_disk=num_disk,
+            slot_nbytes=slot_nbytes,
+            flags=self._flags.address,
+            memory=self._memory.address,
+            disk=self._disk.address,
+        )
+
+    def as_shelf(self) -> Shelf:
+        segments = (self._flags, self._memory, self._disk)
+        return Shelf(self.holding.slot_nbytes, *(segment.bytes for segment in segments))
+
+    def close(self) -> None:
+        for segment in (self._flags, self._memory, self._disk):
+            segment.close()
+
+
+def _num_on_disk(num: int, slot_nbytes: int, num_local: int, spill_dir: Path | None) -> int:
+    if spill_dir and not spill_dir.is_dir():
+        raise ConfigError(f"spill_dir {spill_dir} is not a directory")
+    if not num:
+        return 0
+    free = free_disk(spill_dir or Path(tempfile.gettempdir()))
+    return min(num, int(free * DISK_SHARE / num_local) // max(1, slot_nbytes))
+
+
+def _spilled(nbytes: int, spill_dir: Path | None) -> Segment:
+    if not nbytes:
+        return Segment(0)
+    folder = spill_dir or Path(tempfile.gettempdir())
+    try:
+        return Segment(nbytes, folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{nbytes} bytes for samples that do not fit into memory cannot be reserved in "
+            f"{folder}: {error.strerror}; name another spill_dir"
+        ) from error
+
+
+def map_shelves(holdings: Sequence[Holding], rank: int, own: Shelf) -> Mapping[int, Shelf]:
+    """The shelves that this process can see: its own, and those of ranks on its node.
+
+    Another user's, or one in another container, is out of sight; its boxes come as messages.
+    """
+    shelves = {rank: own}
+    for other, theirs in enumerate(holdings):
+        if other == rank or theirs.node != holdings[rank].node:
+            continue
+        try:
+            maps = [map_segment(place) for place in (theirs.flags, theirs.memory, theirs.disk)]
+        except OSError:
+            continue
+        shelves[other] = Shelf(theirs.slot_nbytes, *maps)
+    return shelves

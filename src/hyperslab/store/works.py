@@ -1,0 +1,121 @@
+"""What works for a loader behind the scenes, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hyperslab.errors import CommError
+from hyperslab.io.buffers import BufferPool
+from hyperslab.io.schedule import Batch, Position, Schedule
+from hyperslab.store.crew import Crew
+from hyperslab.store.maker import BatchMaker, LocalBatch, Reading
+from hyperslab.store.memory import MemoryStore
+from hyperslab.store.peers import Peers
+from hyperslab.store.pipeline import Pipeline
+
+MAX_READERS = 8
+Deliver = Callable[[LocalBatch], Any]
+Delivered = tuple[LocalBatch, Any]
+
+
+class Works:
+    """Threads, buffers, the store, and the pipeline that is running, if one is."""
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        peers: Peers,
+        crew: Crew,
+        pool: BufferPool,
+        store: MemoryStore | None,
+        prefetch: int,
+    ) -> None:
+        self._maker, self._peers, self._crew, self._pool = maker, peers, crew, pool
+        self._store, self._prefetch = store, prefetch
+        self._pipeline: Pipeline[Batch, Reading, Delivered] | None = None
+        self._goes_on_at: tuple[Position, Schedule, Deliver] | None = None
+
+    def start(self, at: Position, schedule: Schedule, deliver: Deliver) -> None:
+        """Lets batches from ``at`` on be made, unless they already are.
+
+        Collective over all ranks.
+        """
+        if self._goes_on_at == (at, schedule, deliver):
+            return
+        self.end_pipeline(others_do_too=True)
+        self._check_alike(at, schedule)
+        maker = self._maker
+
+        def finish(reading: Reading) -> Delivered:
+            local = maker.finish(reading)
+            return local, deliver(local)
+
+        batches = schedule.batches(at)
+        self._pipeline = Pipeline(batches, maker.begin, finish, self._prefetch)
+        self._goes_on_at = (at, schedule, deliver)
+
+    def take(self) -> Delivered:
+        """The next batch, as it was delivered."""
+        assert self._pipeline is not None
+        assert self._goes_on_at is not None
+        local, delivered = self._pipeline.take()
+        self._goes_on_at = (local.batch.next, *self._goes_on_at[1:])
+        return local, delivered
+
+    def _check_alike(self, at: Position, schedule: Schedule) -> None:
+        everywhere = self._peers.tell_all((at, schedule))
+        for rank, theirs in enumerate(everywhere):
+            if theirs != everywhere[0]:
+                raise CommError(
+                    f"rank 0 goes on at {_shown(*everywhere[0])}, rank {rank} at {_shown(*theirs)}:"
+                    " give the loaders of all ranks the same arguments and the same saved state, "
+                    "and leave a loop over one at the same step"
+                )
+
+    def preload(self, show: bool) -> None:
+        """Fills all slots of this rank's store."""
+        assert self._store is not None
+        store, crew = self._store, self._crew
+        fills = [crew.submit(store.fill, index) for index in store.fill_all()]
+        for fill in _tracked(fills, "Loading samples into memory") if show else fills:
+            fill.result()
+
+    def end_pipeline(self, others_do_too: bool) -> None:
+        if self._pipeline is None:
+            return
+        if others_do_too and self._peers.grid.num_ranks > 1:
+            self._pipeline.drain()
+        else:
+            self._pipeline.stop()
+        self._pipeline, self._goes_on_at = None, None
+
+    def close(self) -> None:
+        if self._store:
+            self._store.stop_waiting()
+        self.end_pipeline(others_do_too=False)
+        self._crew.close()
+        if self._store:
+            self._store.close()
+        self._pool.close()
+
+
+def num_readers(asked: int | None) -> int:
+    """The threads that read for one rank."""
+    if asked is not None:
+        return asked
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MAX_READERS, max(2, bound or 1))
+
+
+def _shown(at: Position, schedule: Schedule) -> str:
+    return f"epoch {at.epoch}, sample {at.sample} of {schedule}"
+
+
+def _tracked(items: list[Any], title: str) -> Any:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, title, console=Console(file=sys.stderr))

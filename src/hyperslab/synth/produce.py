@@ -1,0 +1,183 @@
+"""Many files, made by many processes, each of them once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Protocol
+
+import h5py
+
+from hyperslab.errors import ConfigError, HyperslabError
+from hyperslab.synth.whole_file import Settings, explained, is_whole, remove_leftovers, whole_file
+
+SPARE_NBYTES = 2**20
+"""Left free for the file system's own use."""
+
+
+class Recipe(Protocol):
+    """How to make a set of files: a small value, sent to the processes that follow it.
+
+    A file depends on the recipe and its own number alone, not on who makes it or beside which others.
+    """
+
+    @property
+    def num_files(self) -> int: ...
+
+    @property
+    def memory_nbytes(self) -> int:
+        """That one process takes while it makes one file."""
+        ...
+
+    def file_name(self, index: int) -> str: ...
+
+    def file_nbytes(self, index: int) -> int: ...
+
+    def settings(self, index: int) -> Settings:
+        """All that the file's content depends on."""
+        ...
+
+    def fill(self, file: h5py.File, index: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Production:
+    """What was made."""
+
+    made: int
+    kept: int
+    """Files that were there already, whole."""
+    nbytes: int
+    """Of the files made."""
+    seconds: float
+    jobs: int
+
+
+def produce(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    jobs: int = 1,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Production:
+    """Makes the files of ``recipe`` that are not yet in ``folder``, on ``jobs`` processes.
+
+    Files are named when they are whole: a run that was broken off is taken up where it was. Raises
+    before the first file if they do not fit on the disk.
+    """
+    start = time.monotonic()
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+    todo = [i for i in range(recipe.num_files) if overwrite or not _is_there(recipe, folder, i)]
+    nbytes = sum(map(recipe.file_nbytes, todo))
+    _check_space(folder, nbytes)
+    kept = recipe.num_files - len(todo)
+    on_progress(kept, recipe.num_files)
+    jobs = max(1, min(jobs, len(todo)))
+    for num_made, _ in enumerate(_make_all(recipe, folder, todo, jobs), kept + 1):
+        on_progress(num_made, recipe.num_files)
+    seconds = time.monotonic() - start
+    return Production(made=len(todo), kept=kept, nbytes=nbytes, seconds=seconds, jobs=jobs)
+
+
+def _is_there(recipe: Recipe, folder: Path, index: int) -> bool:
+    return is_whole(folder / recipe.file_name(index), recipe.settings(index))
+
+
+def _check_space(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes and nbytes + SPARE_NBYTES > free:
+        raise ConfigError(
+            f"{folder} has {free / 2**30:.2f} GiB free, and the files to make take "
+            f"{nbytes / 2**30:.2f} GiB: make fewer or smaller ones, or choose another disk"
+        )
+
+
+def _make_all(recipe: Recipe, folder: Path, todo: Sequence[int], jobs: int) -> Iterator[int]:
+    """The numbers of files as they are finished."""
+    if jobs == 1:
+        for index in todo:
+            yield make_file(recipe, folder, index)
+        return
+    with _workers(folder, jobs) as executor:
+        with _later(signal.SIGINT):
+            futures = [executor.submit(make_file, recipe, folder, index) for index in todo]
+        for future in as_completed(futures):
+            yield _result(future)
+
+
+def make_file(recipe: Recipe, folder: Path, index: int) -> int:
+    """Makes one file, and returns its number."""
+    with whole_file(folder / recipe.file_name(index), recipe.settings(index)) as file:
+        recipe.fill(file, index)
+    return index
+
+
+def _result(future: Future[int]) -> int:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise HyperslabError(
+            "a process that made files ended too early, as happens when memory runs out: use fewer "
+            "--jobs, and run the same command again to make what is missing"
+        ) from error
+
+
+@contextmanager
+def _workers(folder: Path, jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that stop at once when the block is left early, and leave nothing behind."""
+    # Spawned, not forked: a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
+    try:
+        yield executor
+    except BaseException:
+        ours = [child for child in multiprocessing.active_children() if child not in before]
+        _stop(ours)
+        executor.shutdown(cancel_futures=True)
+        remove_leftovers(folder, [child.pid for child in ours if child.pid])
+        raise
+    executor.shutdown()
+
+
+def _stop(processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+
+
+@contextmanager
+def _later(number: int) -> Iterator[None]:
+    """Holds a signal back until the end of the block; processes started inside never get it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch(parent: BaseProcess = parent) -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
