@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.data_options import JSON, MESH, Source, data_options
+from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option
 from hyperslab.io.dataset import Dataset, find_files
 from hyperslab.io.info import DataInfo, MeshReads, SliceInfo, describe, describe_slice, mesh_reads
 from hyperslab.io.info.describe import ArrayInfo, fitting_presets, list_arrays, shown_shape
@@ -38,7 +38,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @data_options
-@click.option("--mesh", type=MESH, help="Show what each rank reads, such as depth=2,height=2.")
+@mesh_option("Show what each rank reads, such as depth=2,height=2.")
 @click.option("--index", type=click.IntRange(min=0), default=0, help="Which sample to look at.")
 @click.option(
     "--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a slice into this file."

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import click
 
 from hyperslab.io import PRESETS, Dataset, known_formats, open as open_data
 from hyperslab.layout import AXES, Grid
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON rather than a table.")
 
@@ -26,7 +27,7 @@ class Source:
     paths: tuple[str, ...]
     sample: str | None
     target: tuple[str, ...]
-    axes: str | None
+    axes: str | dict[str, str] | None
     preset: str | None
     format: str | None
     options: Mapping[str, Any]
@@ -36,7 +37,7 @@ class Source:
             self.paths,
             sample=self.sample,
             target=self.target or None,
-            axes=_axes(self.axes),
+            axes=self.axes,
             preset=self.preset,
             format=self.format,
             **self.options,
@@ -44,7 +45,10 @@ class Source:
 
     def words(self) -> list[str]:
         """The paths and options, as they would be typed again."""
-        named = {"preset": self.preset, "sample": self.sample, "axes": self.axes}
+        axes = self.axes
+        if isinstance(axes, dict):
+            axes = ",".join(f"{name}={letters}" for name, letters in axes.items())
+        named = {"preset": self.preset, "sample": self.sample, "axes": axes}
         pairs = [(f"--{name}", value) for name, value in named.items() if value]
         pairs += [("--target", name) for name in self.target]
         pairs += [("--format", self.format)] if self.format else []
@@ -56,10 +60,9 @@ class Source:
     def shown_paths(self) -> list[str]:
         """The paths, or the pattern that the shell may have made them of."""
         first = Path(self.paths[0])
-        pattern = str(first.parent / f"*{first.suffix}")
-        given = sorted(str(Path(path)) for path in self.paths)
-        if len(given) > 3 and sorted(str(Path(path)) for path in glob(pattern)) == given:
-            return [pattern]
+        beside = first.parent.glob(f"*{first.suffix}")
+        if len(self.paths) > 3 and set(beside) == set(map(Path, self.paths)):
+            return [str(first.parent / f"*{first.suffix}")]
         return list(self.paths)
 
 
@@ -74,10 +77,10 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
         paths: tuple[str, ...],
         sample: str | None,
         target: tuple[str, ...],
-        axes: str | None,
+        axes: str | dict[str, str] | None,
         preset: str | None,
         format: str | None,
-        option: tuple[tuple[str, Any], ...],
+        option: dict[str, Any],
         **rest: Any,
     ) -> Any:
         source = Source(
@@ -87,7 +90,7 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
             axes=axes,
             preset=preset,
             format=format,
-            options=dict(option),
+            options=option,
         )
         return command(source=source, **rest)
 
@@ -96,80 +99,85 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class MeshType(click.ParamType):
-    """Axes with their sizes, such as ``depth=2,height=2``."""
-
-    name = "MESH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Grid:
-        if isinstance(value, Grid):
-            return value
-        sizes = {}
-        for part in str(value).replace("x", ",").split(",") if "=" in str(value) else [""]:
-            axis, _, size = part.strip().partition("=")
-            if axis not in AXES or axis in sizes or not size.isdecimal() or not int(size):
-                self.fail(
-                    f"{value!r} is not a mesh such as depth=2,height=2 (its axes are among "
-                    f"{', '.join(AXES)}, each at most once)",
-                    param,
-                    ctx,
-                )
-            sizes[axis] = int(size)
-        return Grid(tuple(sizes.get(axis, 1) for axis in AXES))
+def mesh_option(text: str) -> Decorator:
+    """``--mesh depth=2,height=2``, which the command gets as a ``Grid``."""
+    return click.option("--mesh", metavar="AXES", callback=_parsed(parse_mesh), help=text)
 
 
-class NumbersType(click.ParamType):
-    """Numbers and ranges of them, both ends included, such as ``0-3,8``."""
-
-    name = "NUMBERS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        found: list[int] = []
-        for part in str(value).split(","):
-            first, dash, last = part.strip().partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()):
-                self.fail(f"{value!r} is not numbers such as 0-3 or 0,2,5", param, ctx)
-            found += range(int(first), int(last or first) + 1)
-        return tuple(dict.fromkeys(found))
+def numbers_option(name: str, text: str) -> Decorator:
+    """An option for numbers and ranges of them, both ends included, such as ``0-3,8``."""
+    return click.option(name, metavar="NUMBERS", callback=_parsed(parse_numbers), help=text)
 
 
-class ShapeType(click.ParamType):
-    """Lengths joined by x, such as ``1x32x128x128``."""
-
-    name = "SHAPE"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).lower().split("x")
-        if not all(part.isdecimal() and int(part) for part in parts):
-            self.fail(f"{value!r} is not lengths joined by 'x', such as 1x32x128x128", param, ctx)
-        return tuple(map(int, parts))
+def shape_option(name: str, text: str) -> Decorator:
+    """An option for lengths joined by x, such as ``1x32x128x128``."""
+    return click.option(name, metavar="SHAPE", callback=_parsed(parse_shape), help=text)
 
 
-class OptionType(click.ParamType):
-    """A name and a value: a number, a list, a shape such as 4x64x64, or else text."""
+def parse_mesh(text: str) -> Grid:
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if axis not in AXES or axis in sizes or not size.isdecimal() or not int(size):
+            raise click.BadParameter(
+                f"{text!r} is not a mesh such as depth=2,height=2; its axes are among "
+                f"{', '.join(AXES)}"
+            )
+        sizes[axis] = int(size)
+    return Grid(tuple(sizes.get(axis, 1) for axis in AXES))
 
-    name = "NAME=VALUE"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, Any]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, text = str(value).partition("=")
+def parse_numbers(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise click.BadParameter(f"{text!r} is not numbers such as 0-3 or 0,2,5")
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise click.BadParameter(f"{text!r} holds no number, as its end comes before its start")
+    return tuple(dict.fromkeys(found))
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    parts = text.lower().split("x")
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise click.BadParameter(f"{text!r} is not lengths joined by 'x', such as 1x32x128x128")
+    return tuple(map(int, parts))
+
+
+def _parse_options(texts: tuple[str, ...]) -> dict[str, Any]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            self.fail(f"{value!r} is not a name and a value, such as dtype=int16", param, ctx)
-        return name, _value(text)
+            raise click.BadParameter(f"{text!r} is not a name and a value, such as dtype=int16")
+        found[name] = _value(value)
+    return found
 
 
-MESH, NUMBERS, SHAPE = MeshType(), NumbersType(), ShapeType()
+def _parse_axes(text: str) -> str | dict[str, str]:
+    if "=" not in text:
+        return text
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): letters.strip() for name, _, letters in pairs}
+
+
+def _value(text: str) -> Any:
+    """A number, a list, a shape such as 4x64x64, or else text."""
+    parts = text.lower().split("x")
+    if len(parts) > 1 and all(part.isdecimal() for part in parts):
+        return tuple(map(int, parts))
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _parsed(parse: Callable[[Any], Any]) -> Callable[..., Any]:
+    """``parse`` as click calls it; what was not given stays None."""
+    return lambda ctx, param, value: None if value is None else parse(value)
+
 
 _OPTIONS = (
     click.option("--sample", metavar="NAME", help="The array that holds the sample."),
@@ -182,6 +190,7 @@ _OPTIONS = (
     click.option(
         "--axes",
         metavar="LETTERS",
+        callback=_parsed(_parse_axes),
         help="The sample's dims in the file's order, such as DHWC, or NCHW for many samples a "
         "file; image=DHWC,labels=DHW for several arrays.",
     ),
@@ -194,24 +203,9 @@ _OPTIONS = (
     click.option(
         "-o",
         "--option",
-        type=OptionType(),
+        metavar="NAME=VALUE",
         multiple=True,
+        callback=_parsed(_parse_options),
         help="For the format: dtype=int16, shape=4x64x64x64 and offset=512 of raw files.",
     ),
 )
-
-
-def _axes(text: str | None) -> str | dict[str, str] | None:
-    if text is None or "=" not in text:
-        return text
-    return dict(tuple(part.split("=", 1)) for part in text.split(",") if "=" in part)
-
-
-def _value(text: str) -> Any:
-    parts = text.lower().split("x")
-    if len(parts) > 1 and all(part.isdecimal() for part in parts):
-        return tuple(map(int, parts))
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import count, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.files import DataFile
 from hyperslab.io.read_ahead import Range, RangeReader
 from hyperslab.io.reader import ArrayReader, Storage
-from hyperslab.io.threads import for_each
+from hyperslab.io.threads import for_each, num_threads
 from hyperslab.layout import Box
 
 DIRECT_NBYTES = 16 << 10
@@ -29,6 +29,8 @@ GAP_NBYTES = 16 << 10
 """Gaps up to this long are read too, rather than with another call."""
 SCRATCH_NBYTES = 1 << 20
 """Read at a time where runs are shorter; stays in the cache of a core until it is copied out."""
+MAX_SPARSE_LANES = 2
+"""Threads that work on a box of short stretches far apart."""
 PIECE_NBYTES = 8 << 20
 """Longer runs are read in pieces of this size, so that the disk can be told of the next."""
 SLOW_COPY = range(1, 32)
@@ -170,17 +172,23 @@ class _Copy:
         reader = RangeReader(file, fd, lambda: blocks.ranges(self.offset))
         strides = [blocks.pitch, *(dim.in_file for dim in blocks.inner)]
 
-        def read_block(block: _Block) -> None:
+        def read_lane(lane: Iterable[_Block]) -> None:
             scratch = _scratch()
-            index, ranges = block
-            shift = ranges[0][0] % mmap.PAGESIZE  # the buffer lies in its page as the file does
-            for slot, (offset, nbytes) in enumerate(ranges):
-                start = shift + slot * blocks.pitch
-                reader.fill(scratch.data[start : start + nbytes], offset)
-            target = self.target[index]
-            np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
+            memory = scratch.data
+            for index, ranges in lane:
+                shift = ranges[0][0] % mmap.PAGESIZE  # it lies in its page as it does in the file
+                for start, (offset, nbytes) in zip(count(shift, blocks.pitch), ranges):
+                    reader.fill(memory[start : start + nbytes], offset)
+                target = self.target[index]
+                np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
 
-        for_each(read_block, blocks.walk(self.offset))
+        # Short calls from many threads spend their time waiting for Python's lock.
+        num_lanes = MAX_SPARSE_LANES if blocks.is_sparse else num_threads()
+        num_lanes = min(num_lanes, blocks.total)
+        for_each(
+            read_lane,
+            [islice(blocks.walk(self.offset), lane, None, num_lanes) for lane in range(num_lanes)],
+        )
 
 
 _Block = tuple[tuple[int | slice, ...], list[Range]]
@@ -233,6 +241,10 @@ class _Blocks:
                 else:
                     ranges = [(start + first * step, (last - first - 1) * step + self.cover)]
                 yield (*index, slice(first, last)), ranges
+
+    @property
+    def total(self) -> int:
+        return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
 
     def ranges(self, offset: int) -> Iterator[Range]:
         return (found for _, ranges in self.walk(offset) for found in ranges)

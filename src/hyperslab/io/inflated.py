@@ -22,9 +22,13 @@ MAX_MARKS = 64
 FIRST_SPACING = 4 * 2**20
 
 
-def inflater() -> Any:
-    """A decompressor of one gzip member, which checks the member's sum and length at its end."""
-    return _library().decompressobj(31)  # 16 for gzip, and 15 for the largest window
+GZIP, ZLIB = 31, 15
+"""What surrounds the deflated bytes, with a sum and a length to check: 16 more stands for gzip."""
+
+
+def inflater(surrounding: int = GZIP) -> Any:
+    """A decompressor of one gzip member, or zlib stream, which checks its sum at the end."""
+    return _library().decompressobj(surrounding)
 
 
 @lru_cache(maxsize=1)

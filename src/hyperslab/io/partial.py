@@ -14,6 +14,7 @@ from pathlib import Path
 from hyperslab.errors import FormatError
 
 SUFFIX = ".part"
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 ABANDONED_SECONDS = 3600
 """Where files cannot be locked, one that nobody wrote to for so long has no writer."""
 
@@ -89,13 +90,10 @@ def shown_nbytes(nbytes: float) -> str:
     >>> shown_nbytes(5 * 2**20), shown_nbytes(100)
     ('5.0 MiB', '100 B')
     """
-    if nbytes < 1024:
-        return f"{nbytes:.0f} B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        nbytes /= 1024
-        if nbytes < 1024:
-            break
-    return f"{nbytes:.1f} {unit}"
+    power = 0
+    while abs(nbytes) >= 1024 and power < len(UNITS) - 1:
+        nbytes, power = nbytes / 1024, power + 1
+    return f"{nbytes:.1f} {UNITS[power]}" if power else f"{nbytes:.0f} B"
 
 
 def _reason(path: Path, error: OSError) -> str:

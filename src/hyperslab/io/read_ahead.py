@@ -34,7 +34,12 @@ class RangeReader:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     def fill(self, buffer: memoryview, offset: int) -> None:
-        done = 0 if self._coming else _read_cached(self._fd, buffer, offset)
+        done = 0
+        if self._coming is None:
+            try:
+                done = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
+            except OSError:  # not in memory, or a file system that cannot tell
+                done = 0
         if done < len(buffer):
             self._tell(len(buffer))
             self._file.fill(self._fd, buffer[done:], offset + done)
@@ -52,11 +57,3 @@ class RangeReader:
                 self._told_ranges += 1
             self._told_nbytes -= nbytes
             self._told_ranges -= 1
-
-
-def _read_cached(fd: int, buffer: memoryview, offset: int) -> int:
-    """How many bytes were read without waiting for the disk."""
-    try:
-        return os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
-    except OSError:  # not in memory, or a file system that cannot tell: an ordinary read follows
-        return 0

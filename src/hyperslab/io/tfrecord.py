@@ -20,7 +20,7 @@ from hyperslab.io.records import RecordFile
 from hyperslab.io.streamed import StreamedArray
 from hyperslab.layout import Box, Span
 
-LIST_DTYPES = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
+LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 DESCRIPTIONS = {"bytes": "strings of bytes", "empty": "empty", "missing": "missing"}
 MISSING = Feature("missing", Extent(0, 0), None)
 CHANNELS_LAST = {1: "W", 2: "HW", 3: "HWC", 4: "DHWC"}

@@ -37,6 +37,7 @@ _log = logging.getLogger("hyperslab")
 
 STORES = ("memory", "none")
 BAD_SAMPLES = ("stop", "skip")
+TRANSPORTS = ("torch", "mpi")
 
 
 class Loader:
@@ -70,6 +71,8 @@ class Loader:
             shared by its ranks, if not given. What does not fit goes to local disk.
         spill_dir: Where that is; the system's folder for temporary files, if not given.
         preload: Fills the store before the first batch, with a progress bar.
+        transport: Between nodes, ``torch`` messages or ``mpi`` (RMA, under mpirun or srun); inside
+            a node ranks share memory.
         cuts: Bounds along some axes, as for ``hyperslab.shard``.
         threads: That read for this rank.
     """
@@ -93,11 +96,13 @@ class Loader:
         memory_budget: int | str | None = None,
         spill_dir: str | os.PathLike[str] | None = None,
         preload: bool = False,
+        transport: str = "torch",
         cuts: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
     ) -> None:
         _check_choice("store", store, STORES)
         _check_choice("bad_samples", bad_samples, BAD_SAMPLES)
+        _check_choice("transport", transport, TRANSPORTS)
         _check_count("prefetch", prefetch, least=0)
         _check_count("threads", threads, least=1)
         self._dataset, self._mesh = dataset, mesh
@@ -106,6 +111,7 @@ class Loader:
         self._memory_budget = None if memory_budget is None else parse_nbytes(memory_budget)
         self._spill_dir = None if spill_dir is None else Path(spill_dir)
         self._num_threads = num_readers(threads)
+        self._uses_mpi = transport == "mpi"
         grid, rank = (mesh.grid, mesh.rank) if mesh else (Grid((1,) * 5), 0)
         self._placement = Placement.of(grid, rank, dataset.arrays, cuts)
         self._schedule = Schedule(
@@ -240,6 +246,7 @@ class Loader:
             memory_budget=self._memory_budget,
             spill_dir=self._spill_dir,
             timeout_seconds=self._mesh.timeout.total_seconds() if self._mesh else 600.0,
+            uses_mpi=self._uses_mpi,
         )
 
     def _peers(self) -> Peers:

@@ -20,6 +20,7 @@ from hyperslab.layout import Box
 from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Peers
 from hyperslab.store.placement import Placement
+from hyperslab.store.rma import Window
 from hyperslab.store.segment import SlotFormat, node_name, populate
 from hyperslab.store.shelves import BAD, EMPTY, READY, OwnShelf, map_shelves
 
@@ -37,6 +38,8 @@ class Wish:
 
 Filled = tuple[Wish, NDArray[Any]]
 """A wish, and the array that it is to fill."""
+Awaited = tuple[Wish, int, Box, NDArray[Any]]
+"""A wish, who keeps a part of it, that part, and the array that it is to fill."""
 
 
 class MemoryStore:
@@ -61,11 +64,13 @@ class MemoryStore:
         memory_budget: int | None = None,
         spill_dir: Path | None = None,
         timeout_seconds: float = 600.0,
+        uses_mpi: bool = False,
     ) -> None:
         self._dataset, self._placement, self._peers = dataset, placement, peers
         self._timeout_seconds = timeout_seconds
         self._owners = assign_owners(schedule, placement.num_shares, first_epoch)
         self._formats: dict[int, SlotFormat] = {}
+        self._window: Window | None = None
         node = node_name()
         self._own = OwnShelf(
             self._owners.num_owned(placement.share),
@@ -77,6 +82,8 @@ class MemoryStore:
         self.holdings = peers.tell_all(self._own.holding)
         self._shelves = map_shelves(self.holdings, placement.rank, self._own.as_shelf())
         self._seen_by = peers.tell_all(frozenset(self._shelves))
+        memory = self._shelves[placement.rank].memory
+        self._window = Window(memory, placement.grid, placement.rank) if uses_mpi else None
         self._begun: set[int] = set()
         self._errors: dict[int, str] = {}
         self._stopped = threading.Event()
@@ -131,25 +138,50 @@ class MemoryStore:
         ``wishes_of`` tells what another rank takes of the same batch. Called when this rank has
         filled all that it keeps of the batch.
         """
+        if all(len(seen) == len(self._seen_by) for seen in self._seen_by):
+            return
+        awaited = [
+            (wish, holder, part, out[part.slices_in(wish.box)])
+            for wish, out in mine
+            for holder, part in self._holders(wish, self._placement)
+            if holder not in self._shelves and self._slot(wish.index, holder) is not None
+        ]
+        if self._window:
+            self._get(self._window, awaited)
+        else:
+            self._receive(awaited, self._sends(wishes_of))
+
+    def _receive(
+        self, awaited: Sequence[Awaited], sends: Sequence[tuple[int, NDArray[Any]]]
+    ) -> None:
+        received = [(holder, np.empty(out.shape, out.dtype)) for _, holder, _, out in awaited]
+        self._peers.swap(sends, received)
+        for (*_, out), (_, array) in zip(awaited, received, strict=True):
+            np.copyto(out, array)
+
+    def _get(self, window: Window, awaited: Sequence[Awaited]) -> None:
+        """Reads the slots of other nodes, whose owners have filled them before the fence."""
+        slots = {(w.index, h): np.empty(self._format(h).nbytes, np.uint8) for w, h, *_ in awaited}
+        places = [
+            (holder, int(self._owners.numbers[index]) * len(slot), slot)
+            for (index, holder), slot in slots.items()
+        ]
+        window.get(places)
+        for wish, holder, part, out in awaited:
+            array = self._arrays_in(slots[wish.index, holder], holder)[wish.array]
+            np.copyto(out, array[part.slices_in(self._placement.box(wish.array, holder))])
+
+    def _sends(self, wishes_of: Callable[[int], Sequence[Wish]]) -> list[tuple[int, NDArray[Any]]]:
+        """What ranks that cannot see this one wish for and it keeps."""
         rank = self._placement.rank
         blind = [other for other, seen in enumerate(self._seen_by) if rank not in seen]
-        sends = [
+        return [
             (other, np.ascontiguousarray(self._part(wish, rank, part)))
             for other in blind
             for wish in wishes_of(other)
             for holder, part in self._holders(wish, replace(self._placement, rank=other))
             if holder == rank and self._slot(wish.index, rank) is not None
         ]
-        awaited = [
-            (holder, out[part.slices_in(wish.box)])
-            for wish, out in mine
-            for holder, part in self._holders(wish, self._placement)
-            if holder not in self._shelves and self._slot(wish.index, holder) is not None
-        ]
-        received = [(holder, np.empty(view.shape, view.dtype)) for holder, view in awaited]
-        self._peers.swap(sends, received)
-        for (_, view), (_, array) in zip(awaited, received, strict=True):
-            np.copyto(view, array)
 
     def _holders(self, wish: Wish, placement: Placement) -> list[tuple[int, Box]]:
         """Who keeps the parts of a box that the rank of ``placement`` wishes for."""
@@ -157,8 +189,10 @@ class MemoryStore:
 
     def _slot(self, index: int, rank: int) -> int | None:
         """The slot of a sample on the rank that keeps it, or None where it stays in the files."""
-        number = int(self._owners.numbers[index])
-        return number if number < self.holdings[rank].num_slots else None
+        number, holding = int(self._owners.numbers[index]), self.holdings[rank]
+        # MPI sees memory only: what a rank of another node has on disk is read from the files.
+        is_far = self._window is not None and rank not in self._shelves
+        return number if number < (holding.num_memory if is_far else holding.num_slots) else None
 
     def _part(self, wish: Wish, holder: int, part: Box) -> NDArray[Any]:
         array = self._arrays(wish.index, holder)[wish.array]
@@ -168,7 +202,10 @@ class MemoryStore:
         """The arrays in a slot, channels first."""
         number = self._slot(index, rank)
         assert number is not None
-        stored = self._format(rank).arrays(self._shelves[rank].slot(number))
+        return self._arrays_in(self._shelves[rank].slot(number), rank)
+
+    def _arrays_in(self, slot: NDArray[np.uint8], rank: int) -> dict[str, NDArray[Any]]:
+        stored = self._format(rank).arrays(slot)
         specs = self._placement.arrays
         return {
             name: array.transpose(specs[name].axes.order)

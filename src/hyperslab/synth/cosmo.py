@@ -18,14 +18,14 @@ SIZES = (4, 1024)
 
 @dataclass(frozen=True, kw_only=True)
 class Universes:
-    """Particle counts at four redshifts, and the parameters scaled to [-1, 1], in CosmoFlow's schema.
+    """Particle counts at four redshifts and the parameters behind them, in CosmoFlow's schema.
 
     ``full`` (size, size, size, 4) int16, ``unitPar``, ``physPar``, ``redshifts`` (4,) float32 and
-    ``namePar`` (4,) strings.
+    ``namePar`` (4,) strings. ``unitPar`` are the parameters scaled to [-1, 1].
     """
 
     size: int = 128
-    """Cells of 1 Mpc/h along each dim: 512 in CosmoFlow, 128 in the cubes that MLPerf cuts of it."""
+    """Cells of 1 Mpc/h along each dim: 512 in CosmoFlow, 128 in the cubes that MLPerf cuts."""
     count: int = 16
     seed: int = 0
     particles: int = 1

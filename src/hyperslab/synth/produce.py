@@ -29,7 +29,7 @@ SPARE_NBYTES = 2**20
 class Recipe(Protocol):
     """How to make a set of files: a small value, sent to the processes that follow it.
 
-    A file depends on the recipe and its own number alone, not on who makes it or beside which others.
+    A file depends on the recipe and its own number, not on who makes it or beside which others.
     """
 
     @property

@@ -8,7 +8,7 @@ linear theory, and it makes the sheets, filaments and knots of the cosmic web.
 Why not second order (2LPT): it takes 14 Fourier transforms in place of 4, and in cells of 1 Mpc/h,
 where densities vary by more than their mean, it throws matter back into the voids. Why smoothed:
 without it, streams cross and run on, and more structure in the beginning (a larger sigma_8, a later
-time) would make cells *less* different in the end (Coles, Melott and Shandarin 1993, MNRAS 260, 765).
+time) would make cells *less* different in the end (Coles, Melott, Shandarin 1993, MNRAS 260, 765).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Those of the CosmoFlow files, a channel each."""
 
 SMOOTHING = 1.5
-"""The radius of the Gaussian in Mpc/h; it lowers power by exp(-(k SMOOTHING)^2): 2% at 0.1 h/Mpc."""
+"""A Gaussian's radius in Mpc/h; it lowers power by exp(-(k SMOOTHING)^2): 2% at 0.1 h/Mpc."""
 
 PARTICLES_AT_ONCE = 2**22
 """Binned together; this bounds the memory beside the fields themselves."""
@@ -100,7 +100,7 @@ def memory_nbytes(lattice: Lattice) -> int:
 
 
 def linear_field(cosmology: Cosmology, lattice: Lattice, rng: np.random.Generator) -> Complex:
-    """The transform of the linear density contrast today: Gaussian, with the cosmology's spectrum."""
+    """The transform of the linear density contrast today: Gaussian, of the cosmology's spectrum."""
     field = forward(rng.standard_normal((lattice.num,) * 3, np.float32))
     squares = np.geomspace(1e-10, 1e6, 2**15)
     amplitudes = np.sqrt(cosmology.power(np.sqrt(squares)) * lattice.num**3 / lattice.length**3)

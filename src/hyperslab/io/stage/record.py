@@ -22,8 +22,8 @@ class Record:
 
     source: str
     identity: tuple[int, int]
-    files: Mapping[str, tuple[int, int]]
-    """Size and CRC-32 by name."""
+    files: Mapping[str, Written]
+    """By name."""
     is_copy: bool
     """Whether there is one, a copy of the source as it is, rather than one for each array."""
     version: int = VERSION
@@ -43,7 +43,7 @@ def array_name(unit: Unit, array: str) -> str:
 
 
 def write_record(unit: Unit, directory: Path, files: Mapping[str, Written], is_copy: bool) -> None:
-    record = Record(unit.source, unit.identity, {n: tuple(f) for n, f in files.items()}, is_copy)
+    record = Record(unit.source, unit.identity, files, is_copy)
     with partial_file(record_path(unit, directory)) as (_, fd):
         os.write(fd, json.dumps(asdict(record), indent=1).encode())
 

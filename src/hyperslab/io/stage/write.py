@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -146,7 +146,7 @@ def _before(span: Span, num: int) -> Span:
     return Span(span.start - num, span.stop - num)
 
 
-def npy_header(shape: tuple[int, ...], dtype: np.dtype[object]) -> bytes:
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """The head of an NPY file, filled up so that the data begins on a page."""
     fields = {
         "descr": np.lib.format.dtype_to_descr(dtype),

@@ -1,0 +1,118 @@
+"""Does the loader deliver what the reader can read, and how does torch's DataLoader compare?
+
+    python benchmarks/loader.py
+
+Delivers 32 MiB boxes (int16, contiguous HDF5, in the page cache) in one process, by the loader
+(store="none", so that it reads), by a loop of bare ``read`` calls into one ready buffer, and by
+torch's DataLoader over h5py with 0 and 2 workers. The variants take turns; shown is the fastest
+round of each, and the ratio to the bare reads. No box is touched after delivery.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import hyperslab as hs
+from hyperslab.io.buffers import empty_aligned
+
+
+class H5Samples(Dataset):
+    """What a user writes by hand."""
+
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with h5py.File(self.paths[index], "r") as file:
+            return torch.from_numpy(file["full"][...])
+
+
+def write_samples(folder, shape, num):
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{index:03}.h5" for index in range(num)]
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file["full"] = rng.integers(0, 100, shape, dtype=np.int16)
+    return paths
+
+
+def drained(batches):
+    count = 0
+    for _ in batches:
+        count += 1
+    return count
+
+
+def variants(paths):
+    data = hs.open(paths, sample="full")
+    ready = empty_aligned(data.shape, data.dtype)
+    box = tuple(slice(0, extent) for extent in data.shape)
+    mesh = hs.init(device="cpu")
+    options = {"store": "none", "shuffle": "none"}
+    slabs = hs.Loader(data, mesh, dtype=torch.int16, **options)
+    arrays = hs.Loader(data, **options)
+
+    def read_all():
+        for index in range(len(data)):
+            data.read(index, box, out=ready)
+        return len(data)
+
+    return {
+        "bare reads": read_all,
+        "Loader": lambda: drained(slabs),
+        "Loader.numpy()": lambda: drained(arrays.numpy()),
+        "DataLoader, 0 workers": lambda: drained(DataLoader(H5Samples(paths))),
+        "DataLoader, 2 workers": lambda: drained(DataLoader(H5Samples(paths), num_workers=2)),
+    }
+
+
+def measured(shape, num, rounds):
+    with tempfile.TemporaryDirectory() as folder:
+        runs = variants(write_samples(Path(folder), shape, num))
+        nbytes = int(np.prod(shape)) * 2 * num
+        rates = dict.fromkeys(runs, 0.0)
+        for _ in range(rounds):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                assert run() == num
+                rates[name] = max(rates[name], nbytes / (time.perf_counter() - start))
+    return {
+        name: {"GB/s": rate / 1e9, "of bare reads": rate / rates["bare reads"]}
+        for name, rate in rates.items()
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", default="4x64x256x256", help="of one sample")
+    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    shape = tuple(map(int, args.shape.split("x")))
+    found = measured(shape, args.samples, args.rounds)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{args.samples} samples of {args.shape} int16")
+    print(f"{'':24}{'GB/s':>8}{'of bare reads':>16}")
+    for name, row in found.items():
+        print(f"{name:24}{row['GB/s']:8.2f}{row['of bare reads']:16.2f}")
+    ours = found["Loader"]["GB/s"]
+    for workers in (0, 2):
+        theirs = found[f"DataLoader, {workers} workers"]["GB/s"]
+        print(f"Loader is {ours / theirs:.1f} times as fast as DataLoader, {workers} workers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Processes that each rewrite one file at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, connection, get_context, parent_process
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
+
+from hyperslab.io.meter import Meter
+from hyperslab.io.partial import WriteError, remove_leftovers
+from hyperslab.io.repack.write import Done, Job, repack_file
+
+POLL_SECONDS = 0.2
+
+
+def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done]:
+    """Does ``jobs``; the first error stops the rest. Nothing half-written is left behind."""
+    if num_processes <= 1 or len(jobs) <= 1:
+        return [repack_file(job, meter.add) for job in jobs]
+    # Not by fork: this process may have threads, and locks that they hold.
+    context = get_context("spawn")
+    counter = context.Value("q", 0)
+    before = active_children()
+    pool = ProcessPoolExecutor(
+        min(num_processes, len(jobs)), context, initializer=_begin, initargs=(counter,)
+    )
+    try:
+        return _collect([pool.submit(_run, job) for job in jobs], counter, meter)
+    except BrokenProcessPool as error:
+        raise WriteError(
+            "a process that repacked was killed, perhaps for want of memory: use fewer jobs"
+        ) from error
+    finally:
+        for child in active_children():
+            if child not in before:
+                child.terminate()
+        pool.shutdown(cancel_futures=True)
+        remove_leftovers({job.target.parent for job in jobs})
+
+
+def _collect(futures: list[Future[Done]], counter: Synchronized[int], meter: Meter) -> list[Done]:
+    waiting = set(futures)
+    while waiting:
+        ready, waiting = wait(waiting, POLL_SECONDS)
+        for future in ready:
+            future.result()
+        meter.add(counter.value - meter.done)
+    return [future.result() for future in futures]
+
+
+_counter: Any = None
+
+
+def _begin(counter: Synchronized[int]) -> None:
+    """In a new process: Ctrl-C is for the parent, which then ends us, as does its death."""
+    global _counter
+    _counter = counter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run(job: Job) -> Done:
+    return repack_file(job, _advance)
+
+
+def _advance(nbytes: int) -> None:
+    with _counter.get_lock():
+        _counter.value += nbytes

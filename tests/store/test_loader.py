@@ -1,0 +1,172 @@
+import sys; sys.path.insert(0, "/work/scratch"); import tmpfmt
+import itertools
+
+import numpy as np
+import pytest
+
+import hyperslab as hs
+from hyperslab.io.schedule import Position, Schedule
+from hyperslab.store.augment import Augmentation
+
+NUM = 11
+SHAPE = (2, 6, 5, 7)
+MESHES = [
+    {"sample": 1},
+    {"sample": 2},
+    {"depth": 2},
+    {"height": 3},
+    {"sample": 2, "depth": 2},
+    {"depth": 2, "width": 2},
+]
+
+
+def image(index):
+    return (np.arange(np.prod(SHAPE)).reshape(SHAPE) * 3 + 1000 * index).astype(np.int16)
+
+
+def opened(pattern):
+    return hs.open(pattern, sample="image", target=("label", "vector"), axes="DHWC")
+
+
+def whole(slab):
+    return hs.gather(slab).cpu().numpy()
+
+
+def check_batch(batch, slabs, symmetry=None):
+    x, label, vector = slabs
+    assert x.shape == (len(batch.indices), *SHAPE)
+    for row, index in enumerate(batch.indices):
+        want = image(index)
+        if symmetry:
+            found = symmetry(batch.at.epoch, index)
+            want = want.transpose(0, *(1 + dim for dim in found.order))
+            want = np.flip(want, [1 + dim for dim, flip in enumerate(found.flips) if flip])
+        np.testing.assert_array_equal(whole(x)[row], want)
+        np.testing.assert_array_equal(whole(label)[row], want[0] % 5)
+        np.testing.assert_array_equal(whole(vector)[row], [index, 2 * index])
+
+
+def schedule_of(**kwargs):
+    return Schedule(num_samples=NUM, **kwargs)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("store", ["memory", "none"])
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_every_mesh_visits_the_same_samples_in_the_same_order(axes, store, samples):
+    mesh = hs.init(**axes, device="cpu")
+    with hs.Loader(opened(samples), mesh, batch_size=4, store=store, seed=3) as loader:
+        assert len(loader) == 3
+        batches = schedule_of(batch_size=4, seed=3).batches(Position(0, 0))
+        for _ in range(3):
+            for slabs in loader:
+                check_batch(next(batches), slabs)
+        assert loader.epoch == 3
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("store", ["memory", "none"])
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2, "width": 2}, {"height": 3}], ids=str)
+def test_each_rank_takes_the_pre_image_of_its_box(axes, store, samples):
+    mesh = hs.init(**axes, device="cpu")
+    loader = hs.Loader(opened(samples), mesh, batch_size=4, store=store, augment="flip")
+    symmetry = Augmentation("flip", 0, SHAPE[1:]).symmetry
+    batches = schedule_of(batch_size=4).batches(Position(0, 0))
+    with loader:
+        for slabs in itertools.chain(loader, loader):
+            check_batch(next(batches), slabs, symmetry)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("augment", [None, "flip"])
+@pytest.mark.parametrize("num_nodes", [1, 2, 4])
+@pytest.mark.parametrize("axes", [{"sample": 2, "depth": 2}, {"sample": 4}], ids=str)
+def test_boxes_come_from_other_nodes_as_messages(axes, num_nodes, augment, samples):
+    mesh = hs.init(**axes, device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % num_nodes}")
+        loader = hs.Loader(opened(samples), mesh, batch_size=5, augment=augment)
+        symmetry = Augmentation("flip", 0, SHAPE[1:]).symmetry if augment else None
+        batches = schedule_of(batch_size=5).batches(Position(0, 0))
+        with loader:
+            for slabs in itertools.chain(loader, loader, loader):
+                check_batch(next(batches), slabs, symmetry)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("budget", [0, 1000, "2kB"])
+@pytest.mark.parametrize("disk", [True, False])
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2}], ids=str)
+def test_what_does_not_fit_into_memory_is_on_disk_or_read_again(
+    axes, disk, budget, samples, tmp_path
+):
+    mesh = hs.init(**axes, device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        if not disk:
+            patch.setattr("hyperslab.store.shelves.free_disk", lambda folder: 0)
+        loader = hs.Loader(
+            opened(samples), mesh, batch_size=3, memory_budget=budget, spill_dir=tmp_path
+        )
+        batches = schedule_of(batch_size=3).batches(Position(0, 0))
+        with loader:
+            for slabs in itertools.chain(loader, loader):
+                check_batch(next(batches), slabs)
+            [holding] = {
+                (h.num_memory, h.num_disk > 0) for h in loader._works._store.holdings
+            }
+        assert holding[1] == disk
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("shuffle", ["global", "local", "none"])
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"sample": 4}, {"depth": 2}], ids=str)
+def test_an_epoch_goes_on_in_the_middle_on_another_mesh(axes, shuffle, samples):
+    first = hs.Loader(opened(samples), hs.init(**axes, device="cpu"), batch_size=2, shuffle=shuffle)
+    with first:
+        rest = iter(first)
+        for _ in range(3):
+            next(rest)
+        state = first.state_dict()
+        expected = [whole(vector) for _, _, vector in rest]
+        expected += [whole(vector) for _, _, vector in first]
+    num_ranks = np.prod(list(axes.values()))
+    other = hs.init(sample=1, width=int(num_ranks), device="cpu")
+    with hs.Loader(opened(samples), other, batch_size=2, shuffle=shuffle, seed=9) as second:
+        second.load_state_dict(state)
+        found = [whole(vector) for _, _, vector in itertools.chain(second, second)]
+    assert len(found) == len(expected) == 3 + 6
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"sample": 1}, {"sample": 2}, {"depth": 2}], ids=str)
+def test_a_loop_that_is_left_is_followed_by_the_next_epoch(axes, samples):
+    mesh = hs.init(**axes, device="cpu")
+    with hs.Loader(opened(samples), mesh, batch_size=4) as loader:
+        for _ in loader:
+            break
+        assert loader.state_dict()["sample"] == 4
+        second = [whole(vector)[:, 0] for _, _, vector in loader]
+    order = schedule_of(batch_size=4).order(1)
+    np.testing.assert_array_equal(np.concatenate(second), order)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"sample": 4}], ids=str)
+def test_a_batch_may_have_fewer_samples_than_there_are_ranks(axes, samples):
+    mesh = hs.init(**axes, device="cpu")
+    with hs.Loader(opened(samples), mesh, batch_size=3) as loader:
+        batches = schedule_of(batch_size=3).batches(Position(0, 0))
+        for slabs in itertools.chain(loader, loader):
+            check_batch(next(batches), slabs)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"sample": 1}, {"depth": 2}], ids=str)
+def test_short_batches_may_be_dropped_and_no_batch_made_ahead(axes, samples):
+    mesh = hs.init(**axes, device="cpu")
+    loader = hs.Loader(opened(samples), mesh, batch_size=4, drop_last=True, prefetch=0, preload=True)
+    with loader:
+        assert len(loader) == 2 == len(list(loader))
+        assert loader.epoch == 1
