@@ -16,7 +16,8 @@ from hyperslab.errors import (
 
 if TYPE_CHECKING:
     from hyperslab.comm.mesh import Mesh as Mesh, init as init
-    from hyperslab.io.dataset import Dataset as Dataset, open as open
+    from hyperslab.io.dataset import Dataset as Dataset
+    from hyperslab.io.opening import open as open
     from hyperslab.nn.enter import from_local as from_local, shard as shard
     from hyperslab.nn.parallelize import parallelize as parallelize
     from hyperslab.nn.recut import gather as gather

@@ -170,3 +170,16 @@ def test_short_batches_may_be_dropped_and_no_batch_made_ahead(axes, samples):
     with loader:
         assert len(loader) == 2 == len(list(loader))
         assert loader.epoch == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("store", ["memory", "none"])
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2}, {"sample": 1}], ids=str)
+def test_ranks_of_a_node_copy_what_they_read_to_its_disk(axes, store, samples, tmp_path):
+    mesh = hs.init(**axes, device="cpu")
+    for _ in range(2):
+        loader = hs.Loader(opened(samples), mesh, batch_size=4, store=store, stage_dir=tmp_path)
+        batches = schedule_of(batch_size=4).batches(Position(0, 0))
+        with loader:
+            for slabs in itertools.chain(loader, loader):
+                check_batch(next(batches), slabs)

@@ -14,10 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option
-from hyperslab.io.dataset import Dataset, find_files
+from hyperslab.errors import ConfigError
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import DataInfo, MeshReads, SliceInfo, describe, describe_slice, mesh_reads
 from hyperslab.io.info.describe import ArrayInfo, fitting_presets, list_arrays, shown_shape
 from hyperslab.io.info.mesh_reads import RankReads, find_trouble
+from hyperslab.io.opening import find_files
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.layout import Grid
 
@@ -51,10 +53,14 @@ def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_jso
     a mesh would read on each rank. A file with several arrays, and no --sample, is listed. Warns
     where the files make boxes expensive, and names the command that mends it.
     """
-    if (listed := _listed(source)) is not None:
-        _print(listed, as_json, _listing_table(source, listed))
+    try:
+        dataset = source.open()
+    except ConfigError:
+        arrays = _list_if_many(source)
+        if arrays is None:
+            raise
+        _print(arrays, as_json, _listing_table(source, arrays))
         return
-    dataset = source.open()
     found = describe(dataset)
     values = describe_slice(dataset, index)
     reads = mesh_reads(dataset, mesh, index) if mesh else None
@@ -83,12 +89,14 @@ def _print(content: object, as_json: bool, table: RenderableType) -> None:
 # Files with several arrays
 
 
-def _listed(source: Source) -> dict[str, str] | None:
+def _list_if_many(source: Source) -> dict[str, str] | None:
     """All arrays of the first file, if there are several and the user did not say which."""
-    if source.sample or source.preset:
+    if source.sample or source.preset or source.options:
         return None
-    first = find_files(source.paths)[0]
-    arrays = list_arrays(first, source.format, source.options)
+    try:
+        arrays = list_arrays(find_files(source.paths)[0], source.format)
+    except TypeError:  # a format that needs options
+        return None
     return arrays if len(arrays) > 1 else None
 
 

@@ -20,7 +20,7 @@ from hyperslab.io.meter import Progress
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
-    """What is told of bytes done and to do, and shows them; gone when the work is."""
+    """What is told of bytes done and to do, and shows them on a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -28,7 +28,10 @@ def progress_bar(title: str) -> Iterator[Progress]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with RichProgress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(title, total=None)
 
         def advance(done: int, total: int) -> None:

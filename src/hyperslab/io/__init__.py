@@ -1,6 +1,7 @@
 """Boxes of samples in files. No torch."""
 
-from hyperslab.io.dataset import ArraySpec as ArraySpec, Dataset as Dataset, open as open
+from hyperslab.io.dataset import Dataset as Dataset
+from hyperslab.io.opening import open as open
 from hyperslab.io.presets import PRESETS as PRESETS
 from hyperslab.io.reader import (
     ArrayReader as ArrayReader,
@@ -9,3 +10,4 @@ from hyperslab.io.reader import (
     known_formats as known_formats,
     register_format as register_format,
 )
+from hyperslab.io.spec import ArraySpec as ArraySpec

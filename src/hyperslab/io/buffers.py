@@ -68,7 +68,7 @@ class BufferPool:
             memory = self._new(nbytes)
         # Views refer to the array that owns the memory, as NumPy sees it: a new one each time,
         # which must not be a view of ``memory``.
-        owner = np.frombuffer(memoryview(memory), np.uint8, nbytes)
+        owner = np.frombuffer(memory.data, np.uint8, nbytes)
         weakref.finalize(owner, self._give_back, memory).atexit = False
         return owner.view(dtype).reshape(shape)
 

@@ -122,6 +122,11 @@ class ChunkedArray(ArrayReader):
             raise FormatError(
                 f"{chunk.file.path}, chunk {position} at byte {chunk.offset}: {error}"
             ) from error
+        except MemoryError as error:
+            raise FormatError(
+                f"{chunk.file.path}: there is no memory for chunk {position} of "
+                f"{self._chunk_nbytes} bytes"
+            ) from error
 
     def _read_in_place(self, chunk: Chunk, part: tuple[slice, ...], out: NDArray[Any]) -> None:
         self._check_nbytes(chunk.nbytes)

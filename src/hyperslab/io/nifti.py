@@ -245,6 +245,6 @@ class ScaledArray(ArrayReader):
         # In the order of dims in the file, which is the reverse of ours.
         values = np.empty(box.shape, self._stored.dtype, order="F")
         self._stored.read(box, values)
-        np.multiply(values, self._slope, out=out)
+        np.multiply(values, self._slope, out=out, dtype=self.dtype)
         if self._inter:
             out += self._inter

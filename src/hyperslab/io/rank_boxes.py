@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hyperslab.errors import LayoutError
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
+from hyperslab.io.spec import ArraySpec
 from hyperslab.layout import Box, Grid, Layout, Span, split_over
 
 AXIS_OF = {"C": "channel", "D": "depth", "H": "height", "W": "width"}

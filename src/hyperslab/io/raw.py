@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -68,7 +69,10 @@ def _fitted(
     file: DataFile, dtype: np.dtype[Any], given: int | Sequence[int], offset: int
 ) -> tuple[int, ...]:
     """The shape that was given, once it is sure that the file has just that many bytes."""
-    shape = tuple(map(int, given)) if isinstance(given, Sequence) else (int(given),)
+    try:
+        shape = tuple(map(index, given if isinstance(given, Sequence) else (given,)))
+    except TypeError as error:
+        raise ConfigError(f"shape {given!r} is no tuple of whole numbers") from error
     first, rest = shape[:1], shape[1:]
     if min(first, default=0) < -1 or min(rest, default=0) < 0:
         raise ConfigError(f"shape {shape} has a negative extent; only the first may be -1")

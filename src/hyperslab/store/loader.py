@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
@@ -23,8 +24,10 @@ from hyperslab.store.crew import Crew
 from hyperslab.store.maker import BatchMaker, LocalBatch
 from hyperslab.store.memory import MemoryStore
 from hyperslab.store.normalize import Normalize
+from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Alone, Peers
 from hyperslab.store.placement import Placement
+from hyperslab.store.staging import shares_of_node, staged
 from hyperslab.store.works import Deliver, Works, num_readers
 
 if TYPE_CHECKING:
@@ -71,6 +74,8 @@ class Loader:
             shared by its ranks, if not given. What does not fit goes to local disk.
         spill_dir: Where that is; the system's folder for temporary files, if not given.
         preload: Fills the store before the first batch, with a progress bar.
+        stage_dir: A folder on the node's own disk, to which its ranks copy what they read before
+            the first batch.
         transport: Between nodes, ``torch`` messages or ``mpi`` (RMA, under mpirun or srun); inside
             a node ranks share memory.
         cuts: Bounds along some axes, as for ``hyperslab.shard``.
@@ -96,6 +101,7 @@ class Loader:
         memory_budget: int | str | None = None,
         spill_dir: str | os.PathLike[str] | None = None,
         preload: bool = False,
+        stage_dir: str | os.PathLike[str] | None = None,
         transport: str = "torch",
         cuts: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
@@ -110,6 +116,7 @@ class Loader:
         self._uses_memory, self._preloads, self._prefetch = store == "memory", preload, prefetch
         self._memory_budget = None if memory_budget is None else parse_nbytes(memory_budget)
         self._spill_dir = None if spill_dir is None else Path(spill_dir)
+        self._stage_dir = None if stage_dir is None else Path(stage_dir)
         self._num_threads = num_readers(threads)
         self._uses_mpi = transport == "mpi"
         grid, rank = (mesh.grid, mesh.rank) if mesh else (Grid((1,) * 5), 0)
@@ -224,6 +231,9 @@ class Loader:
 
     def _begin_works(self) -> Works:
         peers = self._peers()
+        if self._stage_dir:
+            self._dataset = self._staged(peers, self._stage_dir)
+            self._stage_dir = None
         crew = Crew(self._num_threads)
         pool = self._pool()
         store = self._store(peers) if self._uses_memory else None
@@ -235,6 +245,16 @@ class Loader:
         if store and self._preloads:
             works.preload(show=self._placement.rank == 0)
         return works
+
+    def _staged(self, peers: Peers, directory: Path) -> Dataset:
+        """The dataset on the node's own disk: only samples that its ranks read from files."""
+        samples = None
+        if self._uses_memory or self._schedule.shuffle != "global":
+            owners = assign_owners(self._schedule, self._placement.num_shares, self._at.epoch)
+            here = shares_of_node(self._placement, peers)
+            samples = np.flatnonzero(np.isin(owners.shares, here)).tolist()
+        reads_whole = self._augmentation is not None and not self._uses_memory
+        return staged(self._dataset, directory, self._placement, peers, samples, reads_whole)
 
     def _store(self, peers: Peers) -> MemoryStore:
         return MemoryStore(

@@ -79,11 +79,11 @@ def produce(
     """
     start = time.monotonic()
     with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
-    todo = [i for i in range(recipe.num_files) if overwrite or not _is_there(recipe, folder, i)]
-    nbytes = sum(map(recipe.file_nbytes, todo))
-    _check_space(folder, nbytes)
+        todo = [i for i in range(recipe.num_files) if overwrite or not _is_there(recipe, folder, i)]
+        nbytes = sum(map(recipe.file_nbytes, todo))
+        _check_space(folder, nbytes)
+        folder.mkdir(parents=True, exist_ok=True)
     kept = recipe.num_files - len(todo)
     on_progress(kept, recipe.num_files)
     jobs = max(1, min(jobs, len(todo)))
@@ -98,7 +98,8 @@ def _is_there(recipe: Recipe, folder: Path, index: int) -> bool:
 
 
 def _check_space(folder: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(folder).free
+    disk = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(disk).free
     if nbytes and nbytes + SPARE_NBYTES > free:
         raise ConfigError(
             f"{folder} has {free / 2**30:.2f} GiB free, and the files to make take "

@@ -95,10 +95,10 @@ def random_field(grid: Grid, peak: float, fall: float, rng: np.random.Generator)
     for order, legendre in enumerate(_legendre(grid.height)):
         real, imaginary = noise[:, order, order:] * np.sqrt(power[order:])
         waves[:, order] = (real + (1j * imaginary if order else 0)) @ legendre
-    waves[:, 1:] /= np.sqrt(2)
-    phases = np.exp(1j * np.outer(np.arange(MOST_WAVES + 1), grid.longitude))
-    phases[1:] *= 2
-    return np.asarray((waves @ phases).real, np.float32)
+    waves[:, 1:] *= np.sqrt(2)
+    angles = np.outer(degree, grid.longitude)
+    parts = np.hstack([waves.real, -waves.imag]).astype(np.float32)
+    return np.asarray(parts @ np.vstack([np.cos(angles), np.sin(angles)]).astype(np.float32))
 
 
 @lru_cache(maxsize=4)
@@ -123,15 +123,16 @@ def came_from(
     grid: Grid, eastward: Array, northward: Array, seconds: float, num_steps: int = 6
 ) -> tuple[Array, Array]:
     """Rows and columns, as fractions, where the air of each cell was ``seconds`` ago."""
-    row = np.arange(grid.height, dtype=np.float32)[:, None] + np.zeros(grid.shape, np.float32)
-    column = np.arange(grid.width, dtype=np.float32) + np.zeros(grid.shape, np.float32)
+    row: Array
+    column: Array
+    row, column = np.indices(grid.shape, np.float32)
     step = seconds / num_steps
     per_row = step * grid.height / (np.pi * RADIUS)
     per_column = step * grid.width / (2 * np.pi * RADIUS)
     for _ in range(num_steps):
         latitude = np.pi * ((row + 0.5) / grid.height - 0.5)
         across = np.maximum(np.cos(latitude), 0.1)  # keeps steps short at the poles
-        u, v = sampled(eastward, row, column), sampled(northward, row, column)
+        u, v = (sampled(wind, row, column) for wind in (eastward, northward))
         row = np.clip(row - v * per_row, 0, grid.height - 1)
         column = column - u * per_column / across
     return row, column

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import FormatError
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import explained
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, Storage, find_format
+from hyperslab.io.spec import ArraySpec
 
 Shape = tuple[int, ...]
 
@@ -76,13 +77,13 @@ def describe(dataset: Dataset) -> DataInfo:
     )
 
 
-def list_arrays(path: Path, format: str | None, options: Mapping[str, Any]) -> dict[str, str]:
+def list_arrays(path: Path, format: str | None = None) -> dict[str, str]:
     """Every array of a file, with its dtype and shape in words, or why it cannot be read."""
     cls = find_format(path, format)
     found = {}
-    for name in cls.names(path, **options):
+    for name in cls.names(path):
         try:
-            (reader,) = cls.open(path, [name], **options)
+            (reader,) = cls.open(path, [name])
             found[name] = f"{reader.dtype} {shown_shape(reader.shape)}"
         except FormatError as error:
             found[name] = f"cannot be read: {error}"

@@ -72,16 +72,15 @@ def _chunked(reader: ArrayReader, box: Box, chunks: tuple[int, ...], nbytes: int
 
 def _contiguous(reader: ArrayReader, box: Box) -> ReadCost:
     """Runs that are long are read one by one, short ones together with the gaps between them."""
-    itemsize = reader.dtype.itemsize
-    cover, num_runs, joins = itemsize, 1, True
-    stride = itemsize
+    wanted = box.numel * reader.dtype.itemsize
+    cover = stride = reader.dtype.itemsize
+    num, max_gap = 1, 0
     for size, extent in zip(reversed(box.shape), reversed(reader.shape), strict=True):
-        is_run = cover == stride
-        joins = is_run or (joins and cover < DIRECT_NBYTES and stride - cover <= GAP_NBYTES)
-        if joins:
+        if stride - cover > max_gap and max_gap == 0:  # the run ends here
+            max_gap = GAP_NBYTES if cover < DIRECT_NBYTES else -1
+        if stride - cover <= max_gap and num == 1:
             cover += (size - 1) * stride
         else:
-            num_runs *= size
+            num *= size
         stride *= extent
-    read = num_runs * cover
-    return ReadCost(box.numel * itemsize, read, read, num_runs)
+    return ReadCost(wanted, num * cover, num * cover, num)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
+from hyperslab.io.spec import ArraySpec
 from hyperslab.layout import Box, Span
 
 MAX_EXTENT = 4096

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from hyperslab.layout import Cuts, Span, cut_evenly
+from hyperslab.layout import Cuts, Span
 
 CHUNK_NBYTES = 1 << 20
 """Large enough that a disk reads it at speed, small enough that threads share the work."""
 SMALL_NBYTES = 1 << 14
 """Samples below this share a chunk: one by one they would cost more by their number."""
-SMALL_BOX_NBYTES = 1 << 18
+SMALL_BOX_NBYTES = 1 << 16
 """A box that no mesh will cut further."""
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 """Into how many chunks a piece may be cut along a dim, where no number divides it well."""
@@ -34,12 +34,11 @@ class ChunkDim:
         Where all pieces are equal, only what divides them; else no length fits all cuts, but 1, and
         the best is found by trying.
         """
-        common = math.gcd(*self.cuts.bounds)
-        found = {length for length in range(1, common + 1) if common % length == 0}
+        found = _divisors(math.gcd(*self.cuts.bounds))
         sizes = {span.size for span in self.cuts.spans}
         if len(sizes) > 1 or self.cuts.num == 1:
             found |= {-(-max(sizes) // count) for count in COUNTS if count <= max(sizes)}
-        return sorted(found)
+        return _thinned(sorted(found, reverse=True))
 
     def amplification(self, length: int) -> float:
         """What the rank that is worst off decodes along it, as a multiple of what it wants."""
@@ -54,6 +53,7 @@ def choose_chunks(dims: Sequence[ChunkDim], itemsize: int, *, is_cubic: bool) ->
     serve equally well, ``is_cubic`` takes the one with the most equal sides, which serves all
     meshes alike; else it is the one with the longest runs in memory, which is a slab.
 
+    >>> from hyperslab.layout import cut_evenly
     >>> cut, whole = cut_evenly(512, 4), cut_evenly(512, 1)
     >>> dims = [ChunkDim(4, cut_evenly(4, 1), False), ChunkDim(512, cut, True)]
     >>> dims += [ChunkDim(512, whole, True)] * 2
@@ -74,6 +74,15 @@ def choose_chunks(dims: Sequence[ChunkDim], itemsize: int, *, is_cubic: bool) ->
     return min(product(*fits), key=cost)
 
 
+def slab_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Chunks for an array that is read whole: runs of about a MiB."""
+    chunks = list(shape)
+    for dim, extent in enumerate(shape):
+        row = math.prod(chunks[dim + 1 :]) * itemsize
+        chunks[dim] = max(1, min(extent, CHUNK_NBYTES // row))
+    return tuple(chunks)
+
+
 def neutral_num(nbytes: int, ndim: int) -> int:
     """Into how many pieces along each of ``ndim`` dims any mesh may be thought to cut a sample."""
     return next((num for num in (8, 4, 2) if nbytes >= SMALL_BOX_NBYTES * num**ndim), 1)
@@ -81,3 +90,17 @@ def neutral_num(nbytes: int, ndim: int) -> int:
 
 def _num_touched(span: Span, length: int) -> int:
     return -(-span.stop // length) - span.start // length
+
+
+def _divisors(number: int) -> set[int]:
+    small = {i for i in range(1, math.isqrt(number) + 1) if number % i == 0}
+    return small | {number // i for i in small}
+
+
+def _thinned(lengths: Sequence[int]) -> list[int]:
+    """``lengths``, which fall, without those that are nearly the same as another."""
+    kept: list[int] = []
+    for length in lengths:
+        if not kept or length * 1.15 < kept[-1] or length == 1:
+            kept.append(length)
+    return kept

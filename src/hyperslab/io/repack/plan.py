@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import ConfigError
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.rank_boxes import check_cuts, sample_layout
 from hyperslab.io.reader import known_formats
 from hyperslab.io.repack.chunks import (
@@ -18,7 +18,9 @@ from hyperslab.io.repack.chunks import (
     ChunkDim,
     choose_chunks,
     neutral_num,
+    slab_chunks,
 )
+from hyperslab.io.spec import ArraySpec
 from hyperslab.layout import Cuts, Grid, cut_evenly
 
 COMPRESSIONS = ("bitshuffle-lz4", "zstd", "gzip", "none")
@@ -81,18 +83,17 @@ def _chosen(
     nbytes = math.prod(shape) * spec.dtype.itemsize
     if not nbytes or not shape or (not spec.is_cut and nbytes <= CHUNK_NBYTES):
         return None
-    cuts = _cuts(spec, grid)
     if not axes:
-        dims = [ChunkDim(extent, Cuts((0, extent)), True) for extent in shape]
-    else:
-        pairs = zip(axes, shape, strict=True)
-        dims = [ChunkDim(extent, cuts[letter], letter != "C") for letter, extent in pairs]
+        return slab_chunks(shape, spec.dtype.itemsize)
+    cuts = _cuts(spec, grid)
+    pairs = zip(axes, shape, strict=True)
+    dims = [ChunkDim(extent, cuts[letter], letter != "C") for letter, extent in pairs]
     return choose_chunks(dims, spec.dtype.itemsize, is_cubic=grid is None)
 
 
 def _cuts(spec: ArraySpec, grid: Grid | None) -> dict[str, Cuts]:
     """Where each dim is cut, by its letter."""
-    extents = dict(zip(spec.axes.names, spec.shape, strict=bool(spec.axes.names)))
+    extents = dict(zip(spec.axes.names, spec.shape, strict=True))
     if grid is None:
         nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         num = neutral_num(nbytes, len(spec.axes.names.replace("C", "")))
@@ -103,7 +104,7 @@ def _cuts(spec: ArraySpec, grid: Grid | None) -> dict[str, Cuts]:
     splits = sample_layout(spec, grid).splits
     return {
         letter: split.cuts if split else Cuts((0, extent))
-        for (letter, extent), split in zip(extents.items(), splits, strict=False)
+        for (letter, extent), split in zip(extents.items(), splits, strict=True)
     }
 
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
 from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.dataset import Dataset, open as open_data
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import explained
+from hyperslab.io.opening import open as open_data
 from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyperslab.errors import ConfigError
-from hyperslab.io.dataset import ArraySpec, Dataset, checked_box
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import explained
+from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
 
 VERSION = 1

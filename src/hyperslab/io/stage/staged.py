@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
 from hyperslab.io.contiguous import ContiguousArray
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.plan import Unit, plan_units, shape_of
 from hyperslab.io.stage.record import Record, array_name, copy_name, find_record
 from hyperslab.io.stage.write import npy_header

@@ -10,11 +10,12 @@ from zlib import crc32
 import numpy as np
 
 from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.dataset import ArraySpec, Dataset
+from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import DataFile, explained
 from hyperslab.io.meter import Meter
-from hyperslab.io.partial import WriteError, partial_file
+from hyperslab.io.partial import WriteError, explained_writing, partial_file
 from hyperslab.io.reader import ArrayReader
+from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.plan import Unit, shape_of
 from hyperslab.io.tiles import grain_of, runs, tiles
 from hyperslab.layout import Box, Span
@@ -49,8 +50,9 @@ class CheckedWriter:
 
     def write(self, data: memoryview, offset: int) -> None:
         done = 0
-        while done < len(data):
-            done += os.pwrite(self._fd, data[done : done + BLOCK_NBYTES], offset + done)
+        with explained_writing(self._path):
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done : done + BLOCK_NBYTES], offset + done)
         self._runs.append(Run(offset, len(data), crc32(data)))
 
     def verified(self) -> Written:
@@ -88,8 +90,8 @@ def copy_file(source: Path, target: Path, meter: Meter) -> Written:
     """Writes a copy of ``source``."""
     file = DataFile.look_at(source)
     buffer = memoryview(bytearray(BLOCK_NBYTES))
-    with partial_file(target) as (path, fd):
-        writer = CheckedWriter(fd, path)
+    with partial_file(target) as (_, fd):
+        writer = CheckedWriter(fd, target)
         with file.opened() as source_fd:
             for start in range(0, file.size, BLOCK_NBYTES):
                 block = buffer[: file.size - start]
@@ -106,8 +108,8 @@ def write_array(
     reader = dataset.reader(unit.index, spec.name)
     shape = shape_of(unit, spec)
     header = npy_header(shape, spec.dtype)
-    with partial_file(target) as (path, fd):
-        writer = CheckedWriter(fd, path)
+    with partial_file(target) as (_, fd):
+        writer = CheckedWriter(fd, target)
         writer.write(memoryview(header), 0)
         for position, number in enumerate(unit.numbers):
             box = unit.boxes[spec.name]

@@ -61,7 +61,8 @@ def _opened(directory: Path, reason: str) -> Any:
             "install zarr)"
         ) from error
     try:
-        return zarr.open_array(store=str(directory), mode="r")
+        with warnings.catch_warnings(action="ignore"):  # ours says enough
+            return zarr.open_array(store=str(directory), mode="r")
     except Exception as error:  # whatever it makes of a damaged document
         raise FormatError(
             f"{directory} has {reason}, which neither hyperslab nor zarr-python knows: {error}"

@@ -1,0 +1,245 @@
+"""Decoders of compressed bytes that the libraries in Python wheels bring along.
+
+They are called by ctypes, which lets other threads run meanwhile, and write into memory of the size
+that the caller knows the result to have. What a damaged header says is checked before it is used:
+the decoders called trust some of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from ctypes import c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import FormatError
+
+Bytes = NDArray[np.uint8]
+
+
+class MissingLibrary(ImportError):  # noqa: N818 - like the name of a thing, not of a fault
+    """A decoder's library is not installed, or not as expected."""
+
+
+@cache
+def plugin(name: str) -> ctypes.CDLL:
+    """The library of one filter of the hdf5plugin package."""
+    return _library(_package("hdf5plugin") / "plugins" / f"libh5{name}.so")
+
+
+@cache
+def h5py_library() -> ctypes.CDLL:
+    """The part of h5py that has its LZF filter, and through it the HDF5 library."""
+    for library in _package("h5py").glob("h5z.*.so"):
+        return _library(library)
+    raise MissingLibrary("h5py has no library h5z")
+
+
+def _package(name: str) -> Path:
+    """The folder of an installed package, found without importing it."""
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingLibrary(f"{name} is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _library(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise MissingLibrary(f"{path} cannot be loaded: {error}") from error
+
+
+@cache
+def function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    try:
+        found = library[name]
+    except AttributeError as error:
+        raise MissingLibrary(f"{library._name} has no function {name}") from error
+    found.restype, found.argtypes = result, list(arguments)
+    return found
+
+
+def address(array: Bytes, start: int = 0) -> int:
+    return int(array.ctypes.data) + start
+
+
+def lzf(stored: Bytes, nbytes: int) -> Bytes:
+    decompress = function(
+        h5py_library(), "lzf_decompress", c_uint32, c_void_p, c_uint32, c_void_p, c_uint32
+    )
+    out = np.empty(nbytes, np.uint8)
+    _check(decompress(address(stored), stored.size, address(out), nbytes), nbytes, "LZF")
+    return out
+
+
+def fletcher32(data: Bytes) -> int:
+    checksum = function(h5py_library(), "H5_checksum_fletcher32", c_uint32, c_void_p, c_size_t)
+    return int(checksum(address(data), data.size))
+
+
+def zstd(stored: Bytes, nbytes: int) -> Bytes:
+    decompress = function(
+        plugin("zstd"), "ZSTD_decompress", c_size_t, c_void_p, c_size_t, c_void_p, c_size_t
+    )
+    out = np.empty(nbytes, np.uint8)
+    _check(decompress(address(out), nbytes, address(stored), stored.size), nbytes, "Zstandard")
+    return out
+
+
+def lz4(stored: Bytes, nbytes: int) -> Bytes:
+    """Blocks after a header of 12 bytes, as HDF5's LZ4 filter writes them."""
+    block_nbytes = min(_block_header(stored, nbytes, "LZ4"), nbytes)
+    if not block_nbytes:
+        raise FormatError("LZ4 data has blocks of 0 bytes")
+    out = np.empty(nbytes, np.uint8)
+    place = 12
+    for start in range(0, nbytes, block_nbytes):
+        size = min(block_nbytes, nbytes - start)
+        packed = _block_nbytes(stored, place, "LZ4")
+        if packed == size:  # it did not get smaller
+            out[start : start + size] = stored[place + 4 : place + 4 + size]
+        else:
+            _lz4_block(stored, place + 4, packed, out, start, size)
+        place += 4 + packed
+    return out
+
+
+def _lz4_block(stored: Bytes, place: int, packed: int, out: Bytes, start: int, size: int) -> None:
+    decompress = function(
+        plugin("lz4"), "LZ4_decompress_safe", c_int, c_void_p, c_void_p, c_int, c_int
+    )
+    done = decompress(address(stored, place), address(out, start), packed, size)
+    _check(done, size, "LZ4")
+
+
+def bitshuffle(stored: Bytes, nbytes: int, itemsize: int, compression: int) -> Bytes:
+    """``compression`` is 0 for none, 2 for LZ4 and 3 for Zstandard."""
+    num_items = nbytes // itemsize
+    out = np.empty(nbytes, np.uint8)
+    signature = (c_int64, c_void_p, c_void_p, c_size_t, c_size_t, c_size_t)
+    if compression:
+        names = {2: "bshuf_decompress_lz4", 3: "bshuf_decompress_zstd"}
+        decode = function(plugin("bshuf"), names[compression], *signature)
+        block = _block_header(stored, nbytes, "bitshuffle") // itemsize
+        stored = _checked_blocks(stored, num_items, itemsize, block)
+    else:
+        decode = function(plugin("bshuf"), "bshuf_bitunshuffle", *signature)
+        block = 0
+        _check(stored.size, nbytes, "bitshuffle")
+    used = decode(address(stored), address(out), num_items, itemsize, block)
+    if used < 0:
+        raise FormatError(f"bitshuffle data is damaged (code {used})")
+    return out
+
+
+def _checked_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) -> Bytes:
+    """The blocks that follow the header, if every one of them ends inside.
+
+    The decoder goes from block to block by their lengths and reads on in one that is damaged until
+    it has made as many bytes as a block has; zeros put behind the last end that, at the latest
+    after two bytes for each that it makes.
+    """
+    if block <= 0 or block % 8:
+        raise FormatError(f"bitshuffle data is damaged: it has blocks of {block} items")
+    full, rest = divmod(num_items, block)
+    place = 12
+    for _ in range(full + bool(rest // 8)):
+        place += 4 + _block_nbytes(stored, place, "bitshuffle")
+    place += (rest % 8) * itemsize
+    _check(stored.size, place, "bitshuffle")
+    padding = 2 * min(block, num_items) * itemsize + 64
+    padded = np.zeros(stored.size - 12 + padding, np.uint8)
+    padded[: stored.size - 12] = stored[12:]
+    return padded
+
+
+def _block_header(stored: Bytes, nbytes: int, what: str) -> int:
+    """The size of blocks, from a header that must also tell the right size of the whole."""
+    if stored.size < 12:
+        raise FormatError(f"{what} data of {stored.size} bytes has no header")
+    total, block_nbytes = struct.unpack_from(">QI", stored.data)
+    _check(total, nbytes, what)
+    return int(block_nbytes)
+
+
+def _block_nbytes(stored: Bytes, place: int, what: str) -> int:
+    """The stored size of the block at ``place``, which must lie inside."""
+    if place + 4 <= stored.size:
+        (packed,) = struct.unpack_from(">I", stored.data, place)
+        if place + 4 + packed <= stored.size:
+            return int(packed)
+    raise FormatError(f"{what} data is damaged or cut off: a block at byte {place} goes on")
+
+
+def blosc(stored: Bytes, nbytes: int) -> Bytes:
+    if stored.size < 16:
+        raise FormatError(f"Blosc data of {stored.size} bytes has no header")
+    unpacked, _, packed = struct.unpack_from("<III", stored.data, 4)
+    _check(unpacked, nbytes, "Blosc")
+    _check(packed, stored.size, "Blosc", "stored bytes")
+    library = plugin("blosc")
+    validate = function(library, "blosc_cbuffer_validate", c_int, c_void_p, c_size_t, c_void_p)
+    decompress = function(
+        library, "blosc_decompress_ctx", c_int, c_void_p, c_void_p, c_size_t, c_int
+    )
+    if validate(address(stored), stored.size, ctypes.byref(c_size_t())) < 0:
+        raise FormatError("Blosc data has a damaged header")
+    out = np.empty(nbytes, np.uint8)
+    _check(decompress(address(stored), address(out), nbytes, 1), nbytes, "Blosc")
+    return out
+
+
+def blosc2(stored: Bytes, nbytes: int) -> Bytes:
+    """A frame with one chunk, or with an array of several dims cut into one."""
+    library = plugin("blosc2")
+    function(library, "blosc2_init", None)()  # does nothing after the first time
+    out = np.zeros(nbytes, np.uint8)
+    if b"b2nd" in stored[:1024].tobytes():
+        _blosc2_array(library, stored, out)
+    else:
+        _blosc2_chunk(library, stored, out)
+    return out
+
+
+def _blosc2_chunk(library: ctypes.CDLL, stored: Bytes, out: Bytes) -> None:
+    open_frame = function(
+        library, "blosc2_schunk_from_buffer", c_void_p, c_void_p, c_int64, ctypes.c_bool
+    )
+    decompress = function(
+        library, "blosc2_schunk_decompress_chunk", c_int, c_void_p, c_int64, c_void_p, c_int32
+    )
+    frame = open_frame(address(stored), stored.size, False)
+    if not frame:
+        raise FormatError("Blosc2 data has a damaged header")
+    try:
+        _check(decompress(frame, 0, address(out), out.size), out.size, "Blosc2")
+    finally:
+        function(library, "blosc2_schunk_free", c_int, c_void_p)(frame)
+
+
+def _blosc2_array(library: ctypes.CDLL, stored: Bytes, out: Bytes) -> None:
+    open_array = function(
+        library, "b2nd_from_cframe", c_int, c_void_p, c_int64, ctypes.c_bool, c_void_p
+    )
+    copy_out = function(library, "b2nd_to_cbuffer", c_int, c_void_p, c_void_p, c_int64)
+    array = c_void_p()
+    if open_array(address(stored), stored.size, False, ctypes.byref(array)) < 0:
+        raise FormatError("Blosc2 data has a damaged header")
+    try:
+        if copy_out(array, address(out), out.size) < 0:
+            raise FormatError("Blosc2 data is damaged")
+    finally:
+        function(library, "b2nd_free", c_int, c_void_p)(array)
+
+
+def _check(found: int, expected: int, what: str, unit: str = "bytes") -> None:
+    if found != expected:
+        raise FormatError(f"{what} data is damaged: it has not {expected} {unit}")

@@ -1,0 +1,236 @@
+"""What the HDF5 library tells of a file and its datasets; runs in the process of ``child.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+DONT_FILTER_PARTIAL_CHUNKS = 2
+MAX_LISTED = 20
+
+Answer = tuple[dict[str, Any], NDArray[Any] | None]
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, told to the user behind the file's name
+    """Why a request cannot be met."""
+
+
+def names(path: str) -> Answer:
+    with h5py.File(path, "r") as file:
+        return {"names": [name for name, _ in _walk(file)]}, None
+
+
+def _walk(file: Any) -> Iterator[tuple[str, Any]]:
+    """All datasets with their names, those behind links too."""
+    groups, seen = [("", file)], set()
+    while groups:
+        prefix, group = groups.pop()
+        info = h5py.h5o.get_info(group.id)
+        if (key := (info.fileno, info.addr)) in seen:  # links may lead back
+            continue
+        seen.add(key)
+        for name in group:
+            try:
+                item = group[name]
+            except (KeyError, OSError, RuntimeError):  # a link that leads nowhere
+                continue
+            if isinstance(item, h5py.Dataset):
+                yield prefix + name, item
+            elif isinstance(item, h5py.Group):
+                groups.append((f"{prefix}{name}/", item))
+
+
+def describe(path: str, name: str) -> Answer:
+    """All that is needed to read the dataset without the library."""
+    with h5py.File(path, "r") as file:
+        dataset = _find(file, name)
+        facts = _facts(dataset)
+        layout = dataset.id.get_create_plist().get_layout()
+        if layout == h5py.h5d.CHUNKED:
+            return {**facts, "kind": "chunked"}, _chunks(dataset, file.userblock_size)
+        if layout == h5py.h5d.CONTIGUOUS and not facts["is_external"]:
+            return {**facts, "kind": "contiguous", "offset": dataset.id.get_offset()}, None
+        kind = {h5py.h5d.COMPACT: "compact", h5py.h5d.VIRTUAL: "virtual"}.get(layout, "external")
+        return {**facts, "kind": kind}, None
+
+
+def _find(file: Any, name: str) -> Any:
+    try:
+        found = file[name]
+    except (KeyError, ValueError, OSError, RuntimeError) as error:
+        raise Refusal(_missing(file, name)) from error
+    if isinstance(found, h5py.Dataset):
+        return found
+    inside = [known for known, _ in _walk(found)] if isinstance(found, h5py.Group) else []
+    raise Refusal(f"has no dataset {name!r}: it is a group with {_listed(inside)}")
+
+
+def _missing(file: Any, name: str) -> str:
+    try:
+        link = file.get(name, getlink=True)
+    except (KeyError, ValueError, OSError, RuntimeError):
+        link = None
+    if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+        target = getattr(link, "filename", "") and f"{link.filename}, "
+        return f"has {name!r} as a link to {target}{link.path!r}, which cannot be opened"
+    known = [known for known, _ in _walk(file)]
+    near = difflib.get_close_matches(name, known, cutoff=0.5)
+    if named_alike := [k for k in known if k.rpartition("/")[2] == name.rpartition("/")[2]]:
+        near = named_alike
+    return f"has no dataset {name!r}: it has {_listed(near or known)}"
+
+
+def _listed(found: list[str]) -> str:
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return ", ".join(map(repr, found[:MAX_LISTED])) + more if found else "none"
+
+
+def _facts(dataset: Any) -> dict[str, Any]:
+    plist = dataset.id.get_create_plist()
+    dtype = _dtype(dataset)
+    where = Path(os.fsdecode(dataset.file.filename)).absolute()
+    sources = _external(plist, where) + _sources(plist, where)
+    return {
+        "status": _status(where),
+        "shape": list(dataset.shape),
+        "dtype": dtype.str,
+        "is_plain": _is_plain(dataset),
+        "fill": _fill(plist, dtype).tobytes().hex(),
+        "chunk_shape": list(dataset.chunks or ()),
+        "filters": [
+            (code, list(values), label.decode(errors="replace"))
+            for code, _, values, label in map(plist.get_filter, range(plist.get_nfilters()))
+        ],
+        "is_edge_unfiltered": _is_edge_unfiltered(plist),
+        "stored_nbytes": dataset.id.get_storage_size(),
+        "sources": [_status(source) for source in sources],
+        "is_external": bool(plist.get_external_count()),
+    }
+
+
+def _status(path: Path) -> list[Any]:
+    status = path.stat()
+    return [str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def _dtype(dataset: Any) -> np.dtype[Any]:
+    if dataset.shape is None:
+        raise Refusal(f"has no data in {dataset.name!r}: its dataspace is null")
+    dtype: np.dtype[Any] = dataset.dtype
+    if dtype.kind not in "biufc":
+        raise Refusal(
+            f"has elements of type {dtype} in {dataset.name!r}, and numbers were expected"
+        )
+    return dtype
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Whether the bytes in the file are those of the NumPy dtype, and need no conversion."""
+    return bool(h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type())
+
+
+def _fill(plist: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    value = np.zeros((), dtype)
+    if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED:
+        plist.get_fill_value(value)
+    return value
+
+
+def _is_edge_unfiltered(plist: Any) -> bool:
+    options = ctypes.c_uint()
+    if plist.get_layout() != h5py.h5d.CHUNKED:
+        return False
+    ctypes.CDLL(h5py.h5p.__file__).H5Pget_chunk_opts(
+        ctypes.c_int64(plist.id), ctypes.byref(options)
+    )
+    return bool(options.value & DONT_FILTER_PARTIAL_CHUNKS)
+
+
+def _chunks(dataset: Any, userblock_nbytes: int) -> NDArray[np.int64]:
+    """A row a chunk: its first element, the mask of skipped filters, where it lies, its size."""
+    rows: list[tuple[int, ...]] = []
+
+    def keep(info: Any) -> None:
+        rows.append((*info.chunk_offset, info.filter_mask, info.byte_offset, info.size))
+
+    dataset.id.chunk_iter(keep)
+    table = np.array(rows, np.int64).reshape(len(rows), dataset.ndim + 3)
+    if rows and userblock_nbytes and not _is_at(dataset, table[0]):
+        table[:, -2] += userblock_nbytes  # some versions of the library count from its end
+        if not _is_at(dataset, table[0]):
+            raise Refusal("has a user block, and its chunks are not found behind it")
+    return table
+
+
+def _is_at(dataset: Any, row: NDArray[np.int64]) -> bool:
+    """Whether the chunk of ``row`` lies where the row says."""
+    *_, offset, nbytes = row.tolist()
+    _, expected = dataset.id.read_direct_chunk(tuple(row[:-3].tolist()))
+    with Path(dataset.file.filename).open("rb") as file:
+        file.seek(offset)
+        return bool(file.read(nbytes) == expected)
+
+
+def _external(plist: Any, path: Path) -> list[Path]:
+    """The files that hold the data of an external dataset, each long enough."""
+    pieces = [plist.get_external(i) for i in range(plist.get_external_count())]
+    files = [Path(os.fsdecode(name)) for name, _, _ in pieces]
+    if not all(file.exists() for file in files):  # from the working folder, as the library has it
+        os.chdir(path.parent)  # or beside the file
+    for file, (_, offset, nbytes) in zip(files, pieces, strict=True):
+        if not file.exists():
+            raise Refusal(f"has its data in {file}, which does not exist")
+        size = file.stat().st_size
+        is_limited = nbytes < 2**63  # the last piece may be as long as it likes
+        if is_limited and size < offset + nbytes:
+            raise Refusal(
+                f"has its data in {file}, which is truncated: it has {size} bytes, and "
+                f"{offset + nbytes} are needed"
+            )
+    return [file.absolute() for file in files]
+
+
+def _sources(plist: Any, path: Path) -> list[Path]:
+    """The files that a virtual dataset takes its data from.
+
+    The library puts the fill value where one is missing. That is refused: it would go unnoticed.
+    """
+    if plist.get_layout() != h5py.h5d.VIRTUAL:
+        return []
+    parts = {
+        (plist.get_virtual_filename(i), plist.get_virtual_dsetname(i))
+        for i in range(plist.get_virtual_count())
+    }
+    # A name with % is a pattern, for as many as there are.
+    return sorted({_source(path, *part) for part in parts if "%" not in "".join(part)})
+
+
+def _source(path: Path, name: str, dataset: str) -> Path:
+    places = [path] if name == "." else [path.parent / name, Path(name)]
+    place = next(filter(Path.exists, places), None)
+    if place is None:
+        raise Refusal(f"is virtual and takes data from {name}, which does not exist")
+    with h5py.File(place, "r") as source:
+        if dataset not in source:
+            raise Refusal(f"is virtual and takes data from {name}, which has no {dataset!r}")
+    return place.absolute()
+
+
+def read(path: str, name: str, box: list[list[int]]) -> Answer:
+    """The bytes of ``box``, in this machine's order."""
+    with contextlib.suppress(ImportError):
+        import hdf5plugin  # noqa: F401 - for the filters that it brings
+    with h5py.File(path, "r") as file:
+        dataset = _find(file, name)
+        _external(dataset.id.get_create_plist(), Path(path))
+        part = dataset[tuple(slice(*span) for span in box)]
+        return {}, np.asarray(part, dataset.dtype.newbyteorder("="))

@@ -1,0 +1,87 @@
+"""What one array of every sample is like, and which boxes it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import LayoutError
+from hyperslab.io.axes import SampleAxes
+from hyperslab.io.buffers import empty_aligned
+from hyperslab.layout import Box, Span
+
+BoxLike = Box | tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of every sample: the image, a label map, a vector of targets, a weight."""
+
+    name: str
+    axes: SampleAxes
+    shape: tuple[int, ...]
+    """Of one sample, channels first."""
+    dtype: np.dtype[Any]
+    """As in the file, in this machine's byte order."""
+    is_cut: bool
+    """Whether it has the sample's spatial dims, and is cut with them; a vector is not."""
+
+
+def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:
+    """``box`` as a ``Box`` of one sample; raises unless it lies inside."""
+    if box is None:
+        return Box.whole(spec.shape)
+    if isinstance(box, Box):
+        spans = box.spans
+    else:
+        spans = tuple(
+            _span(part, extent, box, spec) for part, extent in zip(box, spec.shape, strict=False)
+        )
+    fits = len(spans) == len(box.spans if isinstance(box, Box) else box) == len(spec.shape)
+    if not fits or not Box.whole(spec.shape).contains(Box(spans)):
+        raise LayoutError(
+            f"box {_shown(box)} does not lie in array {spec.name!r}, whose samples have shape "
+            f"{spec.shape}: give a slice for each of its {len(spec.shape)} dims"
+        )
+    return Box(spans)
+
+
+def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
+    if not isinstance(part, slice) or part.step not in (None, 1):
+        raise LayoutError(
+            f"box {_shown(box)} of array {spec.name!r} has {part!r}, and a slice with step 1 was "
+            "expected, such as slice(0, 64)"
+        )
+    start = 0 if part.start is None else int(part.start)
+    stop = extent if part.stop is None else int(part.stop)
+    start, stop = (bound + extent if bound < 0 else bound for bound in (start, stop))
+    if not 0 <= start <= extent or not 0 <= stop <= extent:
+        raise LayoutError(
+            f"box {_shown(box)} does not lie in array {spec.name!r}, whose samples have shape "
+            f"{spec.shape}"
+        )
+    return Span(start, max(start, stop))
+
+
+def _shown(box: object) -> str:
+    if isinstance(box, Box):
+        return "[" + ", ".join(f"{a}:{b}" for a, b in box.spans) + "]"
+    return repr(box)
+
+
+def checked_out(out: NDArray[Any] | None, box: Box, spec: ArraySpec) -> NDArray[Any]:
+    if out is None:
+        order = spec.axes.order
+        in_file = empty_aligned(spec.axes.in_file_order(box.shape), spec.dtype)
+        return in_file.transpose(order)
+    if out.shape != box.shape or out.dtype != spec.dtype:
+        raise LayoutError(
+            f"out is {out.dtype} {out.shape}, but the box of array {spec.name!r} is {spec.dtype} "
+            f"{box.shape}"
+        )
+    if not out.flags.writeable:
+        raise LayoutError("out cannot be written to")
+    return out

@@ -1,0 +1,86 @@
+"""What the ranks of a node need of the files, copied to the node's own disk by all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyperslab.errors import FormatError, HyperslabError
+from hyperslab.io import Dataset
+from hyperslab.io.stage import StageReport, open_staged, stage
+from hyperslab.layout import Box, Span
+from hyperslab.store.peers import Peers
+from hyperslab.store.placement import Placement
+from hyperslab.store.segment import node_name
+
+_log = logging.getLogger("hyperslab")
+
+
+def staged(
+    dataset: Dataset,
+    directory: Path,
+    placement: Placement,
+    peers: Peers,
+    samples: Sequence[int] | None,
+    reads_whole: bool,
+) -> Dataset:
+    """The dataset, read from ``directory``, to which the ranks of each node have copied it.
+
+    ``samples`` (None: all) are those that ranks of this node read from files; ``reads_whole`` says
+    that they read more of a sample than their own boxes. Collective over all ranks.
+    """
+    together = ranks_of_node(peers)
+    boxes = None
+    if not reads_whole:
+        boxes = {name: _around(placement, name, together) for name in placement.arrays}
+    part = (together.index(placement.rank), len(together))
+    faults = {}
+    try:
+        report = stage(dataset, directory, boxes=boxes, samples=samples, part=part)
+    except HyperslabError as error:
+        faults[placement.rank] = str(error)
+    _raise_first(peers.settle(faults))
+    _tell(report, placement.rank)
+    found = dataset
+    try:
+        found = open_staged(dataset, directory, boxes=boxes, samples=samples)
+    except HyperslabError as error:
+        faults[placement.rank] = str(error)
+    _raise_first(peers.settle(faults))
+    return found
+
+
+def ranks_of_node(peers: Peers) -> list[int]:
+    """Those that run on this rank's node. Collective over all ranks."""
+    here = node_name()
+    return [rank for rank, node in enumerate(peers.tell_all(here)) if node == here]
+
+
+def shares_of_node(placement: Placement, peers: Peers) -> list[int]:
+    """The shares of the samples that ranks of this node take. Collective over all ranks."""
+    return sorted({placement.share_of(rank) for rank in ranks_of_node(peers)})
+
+
+def _around(placement: Placement, array: str, ranks: Sequence[int]) -> Box:
+    """The smallest box around those that ``ranks`` hold."""
+    boxes = [placement.box(array, rank) for rank in ranks]
+    spans = zip(*(box.spans for box in boxes), strict=True)
+    return Box(tuple(Span(min(s.start for s in dim), max(s.stop for s in dim)) for dim in spans))
+
+
+def _raise_first(faults: dict[int, str]) -> None:
+    if faults:
+        raise FormatError(faults[min(faults)])
+
+
+def _tell(report: StageReport, rank: int) -> None:
+    if rank == 0 and report.num_staged:
+        _log.info(
+            "rank 0 staged %d files, %.1f MB in %.1f s (%.0f MB/s), to %s",
+            report.num_staged,
+            report.nbytes / 1e6,
+            report.seconds,
+            report.bandwidth / 1e6,
+            report.directory,
+        )

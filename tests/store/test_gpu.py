@@ -1,0 +1,40 @@
+"""The loader with a GPU: pinned buffers, copies on a stream of their own."""
+
+import numpy as np
+import pytest
+import torch
+
+import hyperslab as hs
+from hyperslab.testing import Team
+
+pytestmark = pytest.mark.gpu
+
+
+def body(pattern, axes, store):
+    mesh = hs.init(**axes, device="cuda")
+    data = hs.open(pattern)
+    loader = hs.Loader(data, mesh, batch_size=4, store=store, normalize="log1p", prefetch=3)
+    seen = []
+    with loader:
+        for _ in range(3):
+            for x in loader:
+                assert x.local.is_cuda
+                # Work that keeps the stream busy, so that copies overtake what is not ordered.
+                busy = torch.randn(2000, 2000, device="cuda")
+                for _ in range(5):
+                    busy = busy @ busy / 50
+                whole = hs.gather(x).expm1()
+                index = whole[:, 0, 0, 0, 0].round()
+                assert bool((whole.round() == index.reshape(-1, 1, 1, 1, 1)).all())
+                seen += index.tolist()
+    assert sorted(seen) == sorted(list(range(18)) * 3)
+
+
+@pytest.mark.parametrize("store", ["memory", "none"])
+@pytest.mark.parametrize("axes", [{}, {"sample": 2}, {"depth": 2}], ids=str)
+def test_what_arrives_on_the_gpu_is_what_the_files_hold(axes, store, tmp_path):
+    for index in range(18):
+        np.save(tmp_path / f"{index:02}.npy", np.full((2, 32, 64, 64), index, np.int16))
+    num_ranks = int(np.prod(list(axes.values())))
+    with Team(num_ranks, timeout_seconds=300) as team:
+        team.run(body, str(tmp_path / "*.npy"), axes, store)

@@ -1,0 +1,64 @@
+import itertools
+import threading
+import time
+
+import pytest
+
+from hyperslab.store.pipeline import Pipeline
+
+
+def begun_and_finished(depth, num_taken):
+    begun, finished = [], []
+
+    def begin(plan):
+        begun.append(plan)
+        return plan
+
+    def finish(plan):
+        finished.append(plan)
+        return plan
+
+    pipeline = Pipeline(itertools.count(), begin, finish, depth)
+    assert [pipeline.take() for _ in range(num_taken)] == list(range(num_taken))
+    pipeline.drain()
+    return begun, finished
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("num_taken", [0, 1, 4])
+def test_as_many_are_made_as_were_taken_and_may_be_ahead(depth, num_taken):
+    begun, finished = begun_and_finished(depth, num_taken)
+    assert begun == finished == list(range(num_taken + depth))
+
+
+def test_an_error_reaches_the_taker_after_what_was_whole():
+    def finish(plan):
+        if plan == 2:
+            raise ValueError("two")
+        return plan
+
+    pipeline = Pipeline(itertools.count(), lambda plan: plan, finish, 3)
+    assert [pipeline.take(), pipeline.take()] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(ValueError, match="two"):
+            pipeline.take()
+
+
+def test_stopping_does_not_wait_for_what_never_ends():
+    never = threading.Event()
+    pipeline = Pipeline(itertools.count(), lambda plan: plan, lambda plan: never.wait(), 2)
+    start = time.monotonic()
+    pipeline.stop(timeout_seconds=0.1)
+    assert time.monotonic() - start < 5
+    never.set()
+    pipeline._thread.join()
+    assert not pipeline._thread.is_alive()
+
+
+def test_no_more_is_begun_than_may_be_ahead():
+    begun = []
+    pipeline = Pipeline(itertools.count(), begun.append, lambda plan: plan, 2)
+    pipeline.take()
+    time.sleep(0.05)
+    assert len(begun) == 3
+    pipeline.stop()
