@@ -1,3 +1,4 @@
+import errno
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hyperslab.errors import FormatError
-from hyperslab.io import contiguous, read_ahead
+from hyperslab.io import box_copy, read_ahead
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
@@ -27,14 +28,14 @@ def small_limits(monkeypatch):
     """Limits at which small arrays take every path of large ones."""
 
     def scratch():
-        return np.empty(contiguous.SCRATCH_NBYTES + 2 * mmap.PAGESIZE, np.uint8)
+        return np.empty(box_copy.SCRATCH_NBYTES + 2 * mmap.PAGESIZE, np.uint8)
 
     def set_limits(direct, gap, scratch_nbytes, piece):
-        monkeypatch.setattr(contiguous, "DIRECT_NBYTES", direct)
-        monkeypatch.setattr(contiguous, "GAP_NBYTES", gap)
-        monkeypatch.setattr(contiguous, "SCRATCH_NBYTES", scratch_nbytes)
-        monkeypatch.setattr(contiguous, "PIECE_NBYTES", piece)
-        monkeypatch.setattr(contiguous, "_scratch", scratch)
+        monkeypatch.setattr(box_copy, "DIRECT_NBYTES", direct)
+        monkeypatch.setattr(box_copy, "GAP_NBYTES", gap)
+        monkeypatch.setattr(box_copy, "SCRATCH_NBYTES", scratch_nbytes)
+        monkeypatch.setattr(box_copy, "PIECE_NBYTES", piece)
+        monkeypatch.setattr(box_copy, "_scratch", scratch)
 
     return set_limits
 
@@ -82,7 +83,7 @@ def test_a_buffer_is_filled_where_it_lies(tmp_path, monkeypatch):
     """Long runs take no way round by a scratch."""
     array = numbered((4, 64, 256), "int16")
     reader = stored(tmp_path / "a.bin", array)
-    monkeypatch.setattr(contiguous, "_scratch", lambda: pytest.fail("copied twice"))
+    monkeypatch.setattr(box_copy, "_scratch", lambda: pytest.fail("copied twice"))
     box = Box.of((1, 3), (0, 64), (0, 256))
     out = empty_aligned((4, 64, 256), "int16")[::2]
     reader.read(box, out)
@@ -93,8 +94,8 @@ def test_a_buffer_that_the_kernel_fills_slowly_is_filled_by_the_scratch(tmp_path
     array = numbered((64, 256), "int16")
     reader = stored(tmp_path / "a.bin", array)
     asked = []
-    scratch = contiguous._scratch
-    monkeypatch.setattr(contiguous, "_scratch", lambda: asked.append(1) or scratch())
+    scratch = box_copy._scratch
+    monkeypatch.setattr(box_copy, "_scratch", lambda: asked.append(1) or scratch())
     for shift, num_asked in ((0, 0), (2, 1), (30, 1), (32, 0), (4094, 0)):
         memory = empty_aligned((array.nbytes + mmap.PAGESIZE,), np.uint8)
         out = memory[shift : shift + array.nbytes].view("int16").reshape(array.shape)
@@ -113,32 +114,52 @@ def test_threads_share_a_reader(tmp_path):
             np.testing.assert_array_equal(found, array[slices(box)])
 
 
-@pytest.mark.parametrize("ahead", [1, 40_000])
-def test_data_that_is_not_in_memory_is_asked_for_ahead(tmp_path, monkeypatch, ahead):
-    """Every range of the box and nothing else, at most so far ahead of the reads."""
-    array = numbered((4, 32, 4096), "int16")
-    path = tmp_path / "a.bin"
-    reader = stored(path, array)
+@pytest.fixture
+def cold(monkeypatch):
+    """Nothing is in memory, as it seems; gives the ranges that the kernel is told of."""
     told = []
-    advise = os.posix_fadvise
+    preadv = os.preadv
 
-    def note(fd, offset, nbytes, advice):
+    def advise(fd, offset, nbytes, advice):
         if advice == os.POSIX_FADV_WILLNEED:
             told.append((offset, nbytes))
-        advise(fd, offset, nbytes, advice)
 
-    def not_in_memory(fd, buffers, offset, flags=0):
+    def wait_for_disk(fd, buffers, offset, flags=0):
         if flags:
             raise BlockingIOError
         return preadv(fd, buffers, offset)
 
-    preadv = os.preadv
-    monkeypatch.setattr(os, "posix_fadvise", note)
-    monkeypatch.setattr(os, "preadv", not_in_memory)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "preadv", wait_for_disk)
+    return told
+
+
+@pytest.mark.parametrize("ahead", [1, 40_000, 1 << 20])
+def test_data_that_is_not_in_memory_is_asked_for_ahead(tmp_path, monkeypatch, cold, ahead):
     monkeypatch.setattr(read_ahead, "AHEAD_NBYTES", ahead)
+    array = numbered((4, 32, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array)
     box = Box.of((0, 4), (5, 13), (0, 4096))
     np.testing.assert_array_equal(read(reader, box), array[:, 5:13])
-    assert told == [(plane * 32 * 8192 + 5 * 8192, 8 * 8192) for plane in range(4)]
+    assert cold == [(plane * 32 * 8192 + 5 * 8192, 8 * 8192) for plane in range(4)]
+
+
+def test_the_rest_of_an_array_is_left_to_the_kernel(tmp_path, cold):
+    array = numbered((4, 32, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array, 128)
+    for box in (Box.whole(array.shape), Box.of((1, 4), (0, 32), (8, 4000))):
+        np.testing.assert_array_equal(read(reader, box), array[slices(box)])
+    assert not cold
+
+
+def test_a_file_system_that_takes_no_advice_is_read_all_the_same(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EINVAL, "no advice")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    array = numbered((4, 32, 40), "int16")
+    reader = stored(tmp_path / "a.bin", array)
+    np.testing.assert_array_equal(read(reader, Box.of((0, 4), (5, 13), (0, 40))), array[:, 5:13])
 
 
 def test_a_truncated_file_says_how_many_bytes_are_missing(tmp_path):

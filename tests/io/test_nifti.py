@@ -161,6 +161,12 @@ def test_headers_that_make_no_sense_are_refused(tmp_path, name, suffix):
         assert str(path) in str(caught.value)
 
 
+def test_an_image_that_begins_like_gzip_is_read_as_it_is(tmp_path):
+    array = np.full((3, 4, 5), int.from_bytes(b"\x1f\x8b", "little", signed=True), np.int16)
+    path = save(tmp_path / "a.img", array, pair=True)
+    np.testing.assert_array_equal(read(*Nifti.open(path, ["data"])), array)
+
+
 def test_a_single_file_and_a_pair_are_not_mixed_up(tmp_path):
     path = save(tmp_path / "a.nii", np.ones((3, 4, 5), np.int16))
     patch(path, 344, "4s", b"ni1")

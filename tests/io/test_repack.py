@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 from collections import namedtuple
+from multiprocessing import active_children
 
 import h5py
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io import open as open_data
 from hyperslab.io.info import mesh_reads
-from hyperslab.io.repack import repack, write
+from hyperslab.io.repack import repack as repack_by_processes, workers, write
 from hyperslab.io.repack.chunks import CHUNK_NBYTES, ChunkDim, choose_chunks, slab_chunks
 from hyperslab.io.repack.plan import plan_targets
 from hyperslab.layout import Grid, cut_evenly
@@ -25,6 +26,10 @@ def grid(**axes):
     return Grid(
         tuple(axes.get(axis, 1) for axis in ("sample", "channel", "depth", "height", "width"))
     )
+
+
+def repack(*arguments, **options):
+    return repack_by_processes(*arguments, **{"jobs": 0, **options})
 
 
 def names(folder):
@@ -157,7 +162,7 @@ def test_samples_in_many_files_of_other_formats(tmp_path):
         np.save(path, np.asfortranarray(rng.random((5, 3, 20, 24)).astype(">f4")))
     data = open_data(paths, axes="NCHW")
     report = repack(data, tmp_path / "out", grid=grid(height=2))
-    assert report.arrays[0].chunks == (1, 3, 10, 24)
+    assert report.arrays[0].chunks == (2, 3, 10, 24)
     assert sorted(map(str, (tmp_path / "out").rglob("*.h5"))) == [
         f"{tmp_path}/out/{folder}/x.h5" for folder in ("test", "train")
     ]
@@ -207,7 +212,8 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(dataset, tmp_path):
         "def progress(done, total):\n"
         "    if done > 0.75 * total:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "repack(open(sys.argv[2:], preset='cosmoflow'), sys.argv[1], progress=progress)\n"
+        "data = open(sys.argv[2:], preset='cosmoflow')\n"
+        "repack(data, sys.argv[1], jobs=0, progress=progress)\n"
     )
     arguments = [sys.executable, "-c", program, out, *dataset.paths]
     killed = subprocess.run(arguments, capture_output=True, text=True)
@@ -216,6 +222,21 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(dataset, tmp_path):
     report = repack(dataset, out)
     assert (report.num_written, report.num_kept) == (1, 1)
     assert names(out) == ["0.h5", "1.h5"]
+    check_equal(out, dataset)
+
+
+def test_a_process_that_dies_is_one_clear_error_that_names_the_file(dataset, tmp_path, monkeypatch):
+    def die_while_writing(done, total):
+        for child in active_children():
+            child.kill()
+
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+    out = tmp_path / "out"
+    with pytest.raises(FormatError, match="was killed or crashed"):
+        repack(dataset, out, jobs=1, progress=die_while_writing)
+    assert not [name for name in names(out) if name.endswith(".part")]
+    report = repack(dataset, out, jobs=2)
+    assert report.num_written + report.num_kept == 2
     check_equal(out, dataset)
 
 

@@ -61,6 +61,7 @@ def cut_once(shape):
 class TestZarr2(ReaderContract):
     format = "zarr"
     file_name = "array.zarr"
+    num_damaged = 40
     dtypes = ("uint8", "int16", "bool", "float16", "float32", "complex64")
     ways: ClassVar = {
         "raw": {"compressors": None},
@@ -82,6 +83,7 @@ class TestZarr2(ReaderContract):
 class TestZarr3(ReaderContract):
     format = "zarr"
     file_name = "array.zarr"
+    num_damaged = 40
     dtypes = ("uint8", "int16", "bool", "float16", "float32", "complex128")
     ways: ClassVar = {
         "raw": {"compressors": None},
@@ -96,6 +98,7 @@ class TestZarr3(ReaderContract):
 class TestShards(ReaderContract):
     format = "zarr"
     file_name = "array.zarr"
+    num_damaged = 40
     dtypes = ("uint8", "int16", "float32")
     ways: ClassVar = {"at the end": {}, "at the start": {"index_location": "start"}}
 

@@ -1,3 +1,4 @@
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -7,11 +8,26 @@ import hyperslab as hs
 MESHES = [{"sample": 1}, {"sample": 2}, {"height": 2}]
 
 
-def write(folder, num=5, shape=(3, 8, 6), dtype=np.float32):
-    rng = np.random.default_rng(1)
-    images = rng.gamma(2.0, 3.0, (num, *shape)).astype(dtype)
+def images_of(num=5, shape=(3, 8, 6)):
+    return np.random.default_rng(1).gamma(2.0, 3.0, (num, *shape)).astype(np.float32)
+
+
+def write(folder, **kwargs):
+    images = images_of(**kwargs)
     np.save(folder / "images.npy", images)
     return images
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """With the same images as NPY, and as HDF5 with their statistics."""
+    folder = tmp_path_factory.mktemp("images")
+    images = write(folder)
+    with h5py.File(folder / "images.h5", "w") as file:
+        file["data"] = images
+        columns = [op(axis=(2, 3)) for op in (images.min, images.max, images.mean, images.std)]
+        file["stats"] = np.stack(columns, -1)
+    return folder
 
 
 def batches(folder, axes, **options):
@@ -23,10 +39,10 @@ def batches(folder, axes, **options):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("axes", MESHES, ids=str)
-def test_values_are_normalized_by_channel(axes, tmp_path):
-    images = torch.from_numpy(write(tmp_path)).double()
+def test_values_are_normalized_by_channel(axes, folder):
+    images = torch.from_numpy(images_of()).double()
     how = hs.Normalize(scale=[1, 2, 3], log1p=True, mean=[0.5, 0.6, 0.7], std=2.0)
-    found = batches(tmp_path, axes, normalize=how, dtype=torch.float64)
+    found = batches(folder, axes, normalize=how, dtype=torch.float64)
     shape = (1, 3, 1, 1)
     want = (images * torch.tensor([1.0, 2, 3]).reshape(shape)).log1p()
     want = (want - torch.tensor([0.5, 0.6, 0.7]).reshape(shape)) / 2
@@ -36,19 +52,12 @@ def test_values_are_normalized_by_channel(axes, tmp_path):
 @pytest.mark.ranks
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("how", ["minmax", "standard"])
-def test_each_file_is_normalized_by_its_own_statistics(axes, how, tmp_path):
-    import h5py
-
-    images = write(tmp_path)
-    with h5py.File(tmp_path / "images.h5", "w") as file:
-        file["data"] = images
-        columns = [op(axis=(2, 3)) for op in (images.min, images.max, images.mean, images.std)]
-        file["stats"] = np.stack(columns, -1)
+def test_each_file_is_normalized_by_its_own_statistics(axes, how, folder):
     mesh = hs.init(**axes, device="cpu")
-    data = hs.open(tmp_path / "images.h5", sample="data", axes="NCHW", stats="stats")
+    data = hs.open(folder / "images.h5", sample="data", axes="NCHW", stats="stats")
     with hs.Loader(data, mesh, batch_size=2, shuffle="none", normalize=how) as loader:
         found = torch.cat([hs.gather(x) for x in loader])
-    x = torch.from_numpy(images)
+    x = torch.from_numpy(images_of())
     if how == "minmax":
         low, high = x.amin((2, 3), True), x.amax((2, 3), True)
         want = (x - low) / (high - low)

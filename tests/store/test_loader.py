@@ -1,4 +1,3 @@
-import sys; sys.path.insert(0, "/work/scratch"); import tmpfmt
 import itertools
 
 import numpy as np

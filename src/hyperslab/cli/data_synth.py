@@ -48,6 +48,9 @@ Examples:
   hyperslab data synth climate --size 192x288 --count 100 climate
 """
 
+USABLE = 0.8
+"""Of the memory that this process may have: the rest is for others, and for files being written."""
+
 
 def _size(
     num: int, default: str, text: str, *, one_for_all: bool = False
@@ -173,8 +176,7 @@ def climate(size: tuple[int, int], count: int, seed: int, out: Path, **how: Any)
 def _run(
     recipe: Recipe, out: Path, *, preset: str, jobs: int | None, overwrite: bool, as_json: bool
 ) -> None:
-    machine = find_machine()
-    _check_memory(recipe, machine)
+    fitting = jobs_that_fit(recipe, find_machine())
     columns = (
         *(TextColumn("Making files"), BarColumn(), MofNCompleteColumn()),
         *(TimeElapsedColumn(), TimeRemainingColumn()),
@@ -184,7 +186,7 @@ def _run(
         production = produce(
             recipe,
             out,
-            jobs=jobs or jobs_that_fit(recipe, machine),
+            jobs=jobs or fitting,
             overwrite=overwrite,
             on_progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
@@ -194,18 +196,14 @@ def _run(
 
 
 def jobs_that_fit(recipe: Recipe, machine: Machine) -> int:
-    """A process for each core, unless memory is for fewer."""
-    fitting = int(0.8 * machine["memory_nbytes"] // recipe.memory_nbytes)
-    return max(1, min(int(machine["cpu_cores"]), fitting))
-
-
-def _check_memory(recipe: Recipe, machine: Machine) -> None:
-    if recipe.memory_nbytes > machine["memory_nbytes"]:
-        needs, has = (n / 2**30 for n in (recipe.memory_nbytes, machine["memory_nbytes"]))
+    """A process for each core, unless memory is for fewer; raises if it is for none."""
+    usable = int(USABLE * machine["memory_nbytes"])
+    if recipe.memory_nbytes > usable:
         raise ConfigError(
-            f"making one such file takes about {needs:.1f} GiB of memory, and this process may use "
-            f"{has:.1f} GiB: choose a smaller size"
+            f"making one such file takes about {recipe.memory_nbytes / 2**30:.1f} GiB of memory, "
+            f"and this process may use {usable / 2**30:.1f} GiB: choose a smaller size"
         )
+    return max(1, min(int(machine["cpu_cores"]), usable // recipe.memory_nbytes))
 
 
 def _report(recipe: Recipe, production: Production, pattern: str, preset: str) -> dict[str, Any]:

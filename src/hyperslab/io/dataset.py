@@ -145,7 +145,9 @@ class Dataset:
         return readers
 
     def _checked_index(self, index: int) -> int:
-        found = index + len(self) if index < 0 else index
+        if not isinstance(index, int | np.integer):
+            raise ConfigError(f"samples are numbered, and {index!r} is not a whole number")
+        found = int(index) + len(self) if index < 0 else int(index)
         if not 0 <= found < len(self):
             raise ConfigError(f"there is no sample {index}: the dataset has {len(self)} samples")
         return found

@@ -190,7 +190,9 @@ def _open_image(path: Path, scaled: bool) -> ArrayReader:
         raise FormatError(f"{path}: its header says that the data is {where}; rename the files")
     file = header_file if header.is_single else DataFile.look_at(data_path)
     shape = _without_singletons(header.shape, path)
-    cls = StreamedArray if _is_gzip(file) else ContiguousArray
+    # The bytes of an image of its own may be any; a header's are not those of gzip.
+    is_gzip = _is_gzip(file) if header.is_single else data_path.suffix == ".gz"
+    cls = StreamedArray if is_gzip else ContiguousArray
     stored = cls(file, header.offset, shape, header.dtype, fortran=True, axes=AXES[len(shape)])
     if scaled and header.is_scaled:
         return ScaledArray(stored, header.slope, header.inter)
@@ -208,7 +210,7 @@ def _pair(path: Path) -> tuple[Path, Path]:
 
 
 def _is_gzip(file: DataFile) -> bool:
-    return file.size > 2 and file.read(0, 2) == b"\x1f\x8b"
+    return file.size >= 2 and file.read(0, 2) == b"\x1f\x8b"
 
 
 def _first_bytes(file: DataFile) -> bytes:
@@ -245,6 +247,6 @@ class ScaledArray(ArrayReader):
         # In the order of dims in the file, which is the reverse of ours.
         values = np.empty(box.shape, self._stored.dtype, order="F")
         self._stored.read(box, values)
-        np.multiply(values, self._slope, out=out, dtype=self.dtype)
-        if self._inter:
-            out += self._inter
+        with np.errstate(all="ignore"):  # what does not fit is infinite, as in nibabel
+            np.multiply(values, self._slope, out=out, dtype=self.dtype)
+            np.add(out, self._inter, out=out)

@@ -51,13 +51,18 @@ def make_folder(path: Path) -> None:
 
 def remove_leftovers(folders: Iterable[Path]) -> int:
     """Removes what killed writers left in ``folders``; says how many files that were."""
-    return sum(_removed_if_abandoned(path) for folder in folders for path in _partials(folder))
+    return sum(_removed_if_abandoned(path) for folder in folders for path in partials(folder))
+
+
+def partials(folder: Path) -> list[Path]:
+    """The files in ``folder`` that have not got their names yet."""
+    return sorted(folder.glob(f".*{SUFFIX}"))
 
 
 def partial_nbytes(folder: Path) -> int:
     """The bytes that writers at work have put into ``folder`` so far."""
     total = 0
-    for path in _partials(folder):
+    for path in partials(folder):
         with suppress(FileNotFoundError):  # whole by now
             total += path.stat().st_size
     return total
@@ -127,10 +132,6 @@ def _try_lock(fd: int) -> bool | None:
     except OSError:
         return None
     return True
-
-
-def _partials(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f".*{SUFFIX}"))
 
 
 def _removed_if_abandoned(path: Path) -> bool:

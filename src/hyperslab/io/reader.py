@@ -28,8 +28,15 @@ class Storage:
     """The shape of a chunk, in the file's order of dims."""
     compression: str | None = None
     """The filters in words, such as ``shuffle + gzip(4)``."""
+    fortran: bool = False
+    """Whether the first dim varies fastest, where the array lies in one piece."""
     note: str | None = None
     """What else a reader of the report should know, such as why reads are slow."""
+
+    @property
+    def is_seekable(self) -> bool:
+        """Whether a box is read without all that comes before it."""
+        return self.chunks is not None or self.compression is None
 
 
 class ArrayReader(ABC):
@@ -86,7 +93,10 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     "npy": ((".npy",), "hyperslab.io.npy:Npy"),
     "raw": ((".raw", ".bin", ".dat"), "hyperslab.io.raw:Raw"),
     "zarr": ((".zarr",), "hyperslab.io.zarr:Zarr"),
-    "nifti": ((".nii", ".nii.gz"), "hyperslab.io.nifti:Nifti"),
+    "nifti": (
+        (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz"),
+        "hyperslab.io.nifti:Nifti",
+    ),
     "tfrecord": ((".tfrecord", ".tfrecords"), "hyperslab.io.tfrecord:TFRecord"),
 }
 """Suffixes, and where the class is: imported when a file of the format is opened."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -34,19 +35,14 @@ def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:
     """``box`` as a ``Box`` of one sample; raises unless it lies inside."""
     if box is None:
         return Box.whole(spec.shape)
-    if isinstance(box, Box):
-        spans = box.spans
-    else:
-        spans = tuple(
-            _span(part, extent, box, spec) for part, extent in zip(box, spec.shape, strict=False)
-        )
-    fits = len(spans) == len(box.spans if isinstance(box, Box) else box) == len(spec.shape)
-    if not fits or not Box.whole(spec.shape).contains(Box(spans)):
+    parts: object = [slice(*span) for span in box.spans] if isinstance(box, Box) else box
+    if not isinstance(parts, tuple | list) or len(parts) != len(spec.shape):
         raise LayoutError(
-            f"box {_shown(box)} does not lie in array {spec.name!r}, whose samples have shape "
-            f"{spec.shape}: give a slice for each of its {len(spec.shape)} dims"
+            f"box {_shown(box)} does not fit array {spec.name!r}, whose samples have shape "
+            f"{spec.shape}: give a tuple of {len(spec.shape)} slices, one for each dim"
         )
-    return Box(spans)
+    pairs = zip(parts, spec.shape, strict=True)
+    return Box(tuple(_span(part, extent, box, spec) for part, extent in pairs))
 
 
 def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
@@ -55,8 +51,11 @@ def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
             f"box {_shown(box)} of array {spec.name!r} has {part!r}, and a slice with step 1 was "
             "expected, such as slice(0, 64)"
         )
-    start = 0 if part.start is None else int(part.start)
-    stop = extent if part.stop is None else int(part.stop)
+    try:
+        start = 0 if part.start is None else index(part.start)
+        stop = extent if part.stop is None else index(part.stop)
+    except TypeError as error:
+        raise LayoutError(f"box {_shown(box)} has bounds that are not whole numbers") from error
     start, stop = (bound + extent if bound < 0 else bound for bound in (start, stop))
     if not 0 <= start <= extent or not 0 <= stop <= extent:
         raise LayoutError(
@@ -77,6 +76,8 @@ def checked_out(out: NDArray[Any] | None, box: Box, spec: ArraySpec) -> NDArray[
         order = spec.axes.order
         in_file = empty_aligned(spec.axes.in_file_order(box.shape), spec.dtype)
         return in_file.transpose(order)
+    if not isinstance(out, np.ndarray):
+        raise LayoutError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.shape != box.shape or out.dtype != spec.dtype:
         raise LayoutError(
             f"out is {out.dtype} {out.shape}, but the box of array {spec.name!r} is {spec.dtype} "

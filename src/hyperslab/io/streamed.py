@@ -55,6 +55,7 @@ class StreamedArray(ArrayReader):
             kind="contiguous",
             nbytes=self._file.size,
             compression="gzip",
+            fortran=self._fortran,
             note="gzip around the whole file: every box inflates all that comes before it",
         )
 

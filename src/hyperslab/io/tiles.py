@@ -30,13 +30,17 @@ def tiles(box: Box, grain: Sequence[int], max_numel: int, dim: int = 0) -> Itera
 
 
 def grain_of(reader: ArrayReader) -> tuple[int, ...]:
-    """The box that is read at once whatever is asked of it: a chunk, or all of a gzipped file."""
+    """What is best read at once: a chunk, a record, all of a gzipped file.
+
+    Boxes come in row-major order, so that is all of an array in Fortran's order, too.
+    """
     storage = reader.storage()
     if storage.chunks is not None:
         return storage.chunks
-    if storage.kind == "contiguous":
-        return (1,) * len(reader.shape)
-    return tuple(max(1, extent) for extent in reader.shape)
+    whole = tuple(max(1, extent) for extent in reader.shape)
+    if storage.kind == "records":
+        return (1, *whole[1:])
+    return (1,) * len(whole) if storage.is_seekable and not storage.fortran else whole
 
 
 def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -95,7 +95,7 @@ class SlabDelivery:
 
 def normalized(x: Tensor, how: Normalize, stats: Tensor | None, has_channels: bool) -> Tensor:
     """``x`` (samples, channels, ...) changed in place; ``stats`` (samples, channels, columns)."""
-    shape = [1, -1, *[1] * (x.ndim - 2)] if has_channels else [1] * x.ndim
+    shape = [1, x.shape[1], *[1] * (x.ndim - 2)] if has_channels else [1] * x.ndim
 
     def by_channel(values: Values) -> Tensor | float:
         if isinstance(values, int | float):

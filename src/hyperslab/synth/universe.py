@@ -2,8 +2,8 @@
 
 The truncated Zel'dovich approximation: every particle starts on a lattice and runs along a straight
 line, ``x = q + D(z) psi(q)``, where ``-div psi`` is a Gaussian random field with the linear power
-spectrum, smoothed over ``SMOOTHING``. It is exact to first order, so that large scales follow
-linear theory, and it makes the sheets, filaments and knots of the cosmic web.
+spectrum, smoothed over ``SMOOTHING * D(z)``. It is exact to first order, so that large scales
+follow linear theory, and it makes the sheets, filaments and knots of the cosmic web.
 
 Why not second order (2LPT): it takes 14 Fourier transforms in place of 4, and in cells of 1 Mpc/h,
 where densities vary by more than their mean, it throws matter back into the voids. Why smoothed:
@@ -27,7 +27,7 @@ REDSHIFTS = (0.0, 0.5, 1.5, 3.0)
 """Those of the CosmoFlow files, a channel each."""
 
 SMOOTHING = 1.5
-"""A Gaussian's radius in Mpc/h; it lowers power by exp(-(k SMOOTHING)^2): 2% at 0.1 h/Mpc."""
+"""A Gaussian's radius in Mpc/h, today; it lowers power by exp(-(k radius)^2), 2% at 0.1 h/Mpc."""
 
 PARTICLES_AT_ONCE = 2**22
 """Binned together; this bounds the memory beside the fields themselves."""
@@ -83,20 +83,21 @@ def count_particles(
 
     Needs about ``memory_nbytes(lattice)`` of memory.
     """
-    moves = displacements(linear_field(cosmology, lattice, rng), lattice)
+    waves = potential(linear_field(cosmology, lattice, rng), lattice)
     counts = np.zeros((lattice.size,) * 3 + (len(redshifts),), np.int16)
     for channel, redshift in enumerate(redshifts):
-        _bin(moves, cosmology.growth(redshift), lattice, counts[..., channel])
+        moves = displacements(waves, lattice, cosmology.growth(redshift))
+        add_particles(moves, lattice, counts[..., channel])
+        del moves
     return counts
 
 
 def memory_nbytes(lattice: Lattice) -> int:
-    """The most that ``count_particles`` holds at a time."""
+    """The most that ``count_particles`` holds at once: two transforms, three fields, the counts."""
     points = lattice.num**3
-    making = 4 * points * 3 + 8 * points // 2 * 2
-    binning = 4 * points * 3 + 2 * len(REDSHIFTS) * lattice.size**3
     slab = 36 * min(points, PARTICLES_AT_ONCE) + 8 * lattice.size**2 * min(lattice.size, 64)
-    return max(making, binning + slab) + 2**26
+    counts = 2 * len(REDSHIFTS) * lattice.size**3
+    return 4 * points * (1 + 3) + counts + max(4 * points, slab) + 2**26
 
 
 def linear_field(cosmology: Cosmology, lattice: Lattice, rng: np.random.Generator) -> Complex:
@@ -110,50 +111,61 @@ def linear_field(cosmology: Cosmology, lattice: Lattice, rng: np.random.Generato
     return field
 
 
-def displacements(field: Complex, lattice: Lattice) -> tuple[Real, Real, Real]:
-    """The vectors psi along each dim, in cells, for structure as of today; ``field`` is used up."""
+def potential(field: Complex, lattice: Lattice) -> Complex:
+    """What displacements are the slopes of, transformed; it takes the place of ``field``."""
     for plane, square in lattice.squares():
-        smooth = np.exp(square * (-(SMOOTHING**2) / 2))
         square[square == 0] = np.inf
-        field[plane] *= (1j * smooth / (square * lattice.cell)).astype(np.complex64)
-    x = inverse(_times(field.copy(), lattice.wavenumbers[:, None, None]), lattice.num)
-    y = inverse(_times(field.copy(), lattice.wavenumbers[:, None]), lattice.num)
-    z = inverse(_times(field, lattice.half_wavenumbers), lattice.num)
-    return x, y, z
-
-
-def _times(field: Complex, wavenumbers: NDArray[np.float64]) -> Complex:
-    k = wavenumbers.astype(np.float32)
-    if field.shape[0] % 2 == 0:  # a wave at the limit of the lattice has no slope there
-        k[np.abs(k) == np.abs(k).max()] = 0
-    field *= k
+        field[plane] *= (1j / square).astype(np.complex64)
     return field
 
 
-def _bin(moves: Sequence[Real], growth: float, lattice: Lattice, counts: NDArray[np.int16]) -> None:
+def displacements(waves: Complex, lattice: Lattice, growth: float) -> tuple[Real, Real, Real]:
+    """How far particles have gone along each dim, in cells, when structure has grown so far."""
+    x, y, z = (inverse(_slope(waves, lattice, growth, dim), lattice.num) for dim in range(3))
+    return x, y, z
+
+
+def _slope(waves: Complex, lattice: Lattice, growth: float, dim: int) -> Complex:
+    """Of the smoothed potential along ``dim``."""
+    out = waves.copy()
+    for other, k in enumerate((lattice.wavenumbers, lattice.wavenumbers, lattice.half_wavenumbers)):
+        factor = np.exp(-((k * SMOOTHING * growth) ** 2) / 2)
+        if other == dim:
+            factor *= k * growth / lattice.cell
+            if lattice.num % 2 == 0:  # a wave at the limit of the lattice has no slope there
+                factor[lattice.num // 2] = 0
+        out *= _along(other, factor)
+    return out
+
+
+def _along(dim: int, values: NDArray[np.float64]) -> Real:
+    """``values`` as an array that is broadcast over the two other dims."""
+    shape = [1, 1, 1]
+    shape[dim] = len(values)
+    return values.astype(np.float32).reshape(shape)
+
+
+def add_particles(moves: Sequence[Real], lattice: Lattice, counts: NDArray[np.int16]) -> None:
     """Adds every particle to the cell of ``counts`` it lies in."""
     size = lattice.size
     planes = max(1, PARTICLES_AT_ONCE // lattice.num**2)
     for start in range(0, lattice.num, planes):
         part = slice(start, min(start + planes, lattice.num))
-        index = _cells(moves[0][part], growth, lattice, 0, start).astype(np.int64)
+        index = _cells(moves[0][part], lattice, 0, start).astype(np.int64)
         first = int(index.min())
         index -= first  # few planes hold all of them, and only those are counted
         for dim in (1, 2):
             index *= size
-            index += _cells(moves[dim][part], growth, lattice, dim) % size
+            index += _cells(moves[dim][part], lattice, dim) % size
         found = np.bincount(index.ravel())
         found.resize(-(-len(found) // size**2), size, size, refcheck=False)
         _add(found, first, counts)
 
 
-def _cells(
-    part: Real, growth: float, lattice: Lattice, dim: int, start: int = 0
-) -> NDArray[np.int32]:
+def _cells(moves: Real, lattice: Lattice, dim: int, start: int = 0) -> NDArray[np.int32]:
     """The cell along ``dim`` of each particle, before it is wrapped around the box."""
-    rest = (np.arange(start, start + part.shape[dim]) + 0.5) / lattice.per_cell
-    place = part * np.float32(growth)
-    place += rest.astype(np.float32).reshape([-1 if other == dim else 1 for other in range(3)])
+    rest = (np.arange(start, start + moves.shape[dim]) + 0.5) / lattice.per_cell
+    place = moves + _along(dim, rest)
     np.floor(place, out=place)
     return place.astype(np.int32)
 

@@ -22,6 +22,9 @@ MAX_MEMORY = 32 * 2**30
 CPU_SECONDS = 60.0
 """For one answer; a damaged file may send the library round in circles."""
 
+Answer = tuple[dict[str, Any], NDArray[Any] | None]
+Task = Callable[..., Answer]
+
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
@@ -33,7 +36,11 @@ def main() -> None:
     except ImportError as error:
         _send(answers, {"error": str(error)}, None)
         return
-    tasks = {"names": contents.names, "describe": contents.describe, "read": contents.read}
+    tasks: dict[str, Task] = {
+        "names": contents.names,
+        "describe": contents.describe,
+        "read": contents.read,
+    }
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, MAX_MEMORY)
     _send(answers, {"ready": True}, None)
@@ -51,9 +58,7 @@ def _send(stream: Any, header: dict[str, Any], blob: NDArray[Any] | None) -> Non
     stream.flush()
 
 
-def _answer(
-    task: Callable[..., tuple[dict[str, Any], NDArray[Any] | None]], request: dict[str, Any]
-) -> tuple[dict[str, Any], NDArray[Any] | None]:
+def _answer(task: Task, request: dict[str, Any]) -> Answer:
     from hyperslab.io.hdf5.contents import Refusal
 
     try:

@@ -33,13 +33,13 @@ class Hdf5(Format):
     suffixes = (".h5", ".hdf5", ".hdf", ".nc", ".he5")
 
     @classmethod
-    def names(cls, path: Path) -> Sequence[str]:
+    def names(cls, path: Path) -> Sequence[str]:  # type: ignore[override]
         DataFile.look_at(path)
         answer, _ = library.ask("names", path)
         return list(map(str, answer["names"]))
 
     @classmethod
-    def open(cls, path: Path, names: Sequence[str]) -> list[ArrayReader]:
+    def open(cls, path: Path, names: Sequence[str]) -> list[ArrayReader]:  # type: ignore[override]
         DataFile.look_at(path)
         return [_reader(path, name) for name in names]
 

@@ -13,7 +13,7 @@ from hyperslab.errors import FormatError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import explained
 from hyperslab.io.presets import PRESETS
-from hyperslab.io.reader import ArrayReader, Storage, find_format
+from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.spec import ArraySpec
 
 Shape = tuple[int, ...]
@@ -132,11 +132,6 @@ def _role(dataset: Dataset, spec: ArraySpec) -> str:
 
 def nbytes_of(reader: ArrayReader) -> int:
     return math.prod(reader.shape) * reader.dtype.itemsize
-
-
-def can_seek(storage: Storage) -> bool:
-    """Whether a box is read without all that comes before it."""
-    return storage.chunks is not None or storage.compression is None
 
 
 def _nbytes_on_disk(path: Path) -> int:

@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.info.describe import can_seek, shown_shape
+from hyperslab.io.info.describe import shown_shape
 from hyperslab.io.info.reads import NOTHING, ReadCost, read_cost
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.rank_boxes import check_cuts, rank_boxes
@@ -19,6 +19,8 @@ MAX_AMPLIFICATION = 1.25
 SMALL_NBYTES = 16 << 10
 """Chunks below this cost more by their number than by their bytes."""
 MANY_READS = 1000
+FREE_NBYTES = 1 << 16
+"""To read or decode so little takes no longer than to read less."""
 LARGE_NBYTES = 64 << 20
 """Chunks above this are slow to begin with, and no two threads can share one."""
 
@@ -75,7 +77,7 @@ def find_trouble(dataset: Dataset, reads: MeshReads | None, index: int = 0) -> l
         nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         chunk = math.prod(storage.chunks or ()) * spec.dtype.itemsize
         shown = f"{name} is in chunks of {shown_shape(storage.chunks or ())}"
-        if not can_seek(storage):
+        if not storage.is_seekable:
             found.append(
                 f"{name} is compressed as a whole ({storage.compression}): a rank that wants a box "
                 "of it must inflate what comes before"
@@ -87,9 +89,13 @@ def find_trouble(dataset: Dataset, reads: MeshReads | None, index: int = 0) -> l
                 f"{shown}, {shown_nbytes(chunk)} each: a sample takes about "
                 f"{math.ceil(nbytes / chunk)} small reads"
             )
-    if reads and reads.worst.cost.amplification > MAX_AMPLIFICATION:
+    if reads and _is_amplified(reads.worst.cost):
         found.append(_amplified(reads))
     return found
+
+
+def _is_amplified(cost: ReadCost) -> bool:
+    return cost.amplification > MAX_AMPLIFICATION and cost.touched_nbytes > FREE_NBYTES
 
 
 def _amplified(reads: MeshReads) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hyperslab.io.contiguous import DIRECT_NBYTES, GAP_NBYTES
-from hyperslab.io.info.describe import can_seek, nbytes_of
+from hyperslab.io.box_copy import DIRECT_NBYTES, GAP_NBYTES
+from hyperslab.io.info.describe import nbytes_of
 from hyperslab.io.reader import ArrayReader
 from hyperslab.layout import Box
 
@@ -46,7 +46,7 @@ def read_cost(reader: ArrayReader, box: Box) -> ReadCost:
     storage = reader.storage()
     if storage.chunks is not None:
         return _chunked(reader, box, storage.chunks, storage.nbytes)
-    if not can_seek(storage):
+    if not storage.is_seekable:
         return ReadCost(wanted, storage.nbytes, nbytes_of(reader), 1)
     return _contiguous(reader, box)
 
@@ -75,7 +75,8 @@ def _contiguous(reader: ArrayReader, box: Box) -> ReadCost:
     wanted = box.numel * reader.dtype.itemsize
     cover = stride = reader.dtype.itemsize
     num, max_gap = 1, 0
-    for size, extent in zip(reversed(box.shape), reversed(reader.shape), strict=True):
+    dims = list(zip(box.shape, reader.shape, strict=True))
+    for size, extent in dims if reader.storage().fortran else reversed(dims):
         if stride - cover > max_gap and max_gap == 0:  # the run ends here
             max_gap = GAP_NBYTES if cover < DIRECT_NBYTES else -1
         if stride - cover <= max_gap and num == 1:

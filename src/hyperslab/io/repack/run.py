@@ -84,7 +84,7 @@ def repack(
         chunks: The shape of a chunk of the sample, in the order of dims as written.
         compression: One of ``COMPRESSIONS``.
         channels_first: Writes the dims in the order C, D, H, W; else they keep their order.
-        jobs: Processes, each of which rewrites one file at a time.
+        jobs: Processes, each of which rewrites one file at a time; 0 does it in this one.
         progress: Is told how many bytes of arrays are done, and of how many.
     """
     if compression not in COMPRESSIONS:

@@ -11,18 +11,23 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, connection, get_context, parent_process
 from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
 from typing import Any
 
 from hyperslab.io.meter import Meter
-from hyperslab.io.partial import WriteError, remove_leftovers
+from hyperslab.io.partial import WriteError, partials, remove_leftovers
 from hyperslab.io.repack.write import Done, Job, repack_file
 
 POLL_SECONDS = 0.2
 
 
 def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done]:
-    """Does ``jobs``; the first error stops the rest. Nothing half-written is left behind."""
-    if num_processes <= 1 or len(jobs) <= 1:
+    """Does ``jobs``; the first error stops the rest. Nothing half-written is left behind.
+
+    The HDF5 library may crash over a damaged file: another process, not this one, then dies of it.
+    With 0 processes the work is done here.
+    """
+    if not num_processes or not jobs:
         return [repack_file(job, meter.add) for job in jobs]
     # Not by fork: this process may have threads, and locks that they hold.
     context = get_context("spawn")
@@ -34,15 +39,31 @@ def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done
     try:
         return _collect([pool.submit(_run, job) for job in jobs], counter, meter)
     except BrokenProcessPool as error:
-        raise WriteError(
-            "a process that repacked was killed, perhaps for want of memory: use fewer jobs"
-        ) from error
+        raise WriteError(_obituary(jobs)) from error
     finally:
         for child in active_children():
             if child not in before:
                 child.terminate()
         pool.shutdown(cancel_futures=True)
-        remove_leftovers({job.target.parent for job in jobs})
+        remove_leftovers(_folders(jobs))
+
+
+def _obituary(jobs: Sequence[Job]) -> str:
+    """What to say of a process that died, by what it has left."""
+    left = {path.name for folder in _folders(jobs) for path in partials(folder)}
+    busy = [
+        str(job.source)
+        for job in jobs
+        if any(name.startswith(f".{job.target.name}.") for name in left)
+    ]
+    return (
+        f"a process that repacked {' or '.join(busy) or 'files'} was killed or crashed: there may "
+        "be too little memory (use fewer jobs), or a file may be damaged"
+    )
+
+
+def _folders(jobs: Sequence[Job]) -> set[Path]:
+    return {job.target.parent for job in jobs}
 
 
 def _collect(futures: list[Future[Done]], counter: Synchronized[int], meter: Meter) -> list[Done]:

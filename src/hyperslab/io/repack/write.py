@@ -22,6 +22,7 @@ from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options
 from hyperslab.io.repack.rest import copy_rest
+from hyperslab.io.repack.sink import Sink
 from hyperslab.io.stage.plan import SourceIdentity
 from hyperslab.io.tiles import grain_of, tiles
 from hyperslab.layout import Box, Span
@@ -94,7 +95,7 @@ def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
     recipe = job.recipe()
     dataset = open_data(job.source, **job.options)
     with partial_file(job.target) as (path, fd):
-        left_out, checksums = _write(path, job, dataset, recipe, advance)
+        left_out, checksums = _write(Sink(fd), job, dataset, recipe, advance)
         os.fsync(fd)
         if hasattr(os, "posix_fadvise"):  # so that the disk is read, not memory
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -106,7 +107,7 @@ def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
 
 
 def _write(
-    path: Path,
+    sink: Sink,
     job: Job,
     dataset: Dataset,
     recipe: Mapping[str, Any],
@@ -114,10 +115,13 @@ def _write(
 ) -> tuple[list[str], dict[str, list[int]]]:
     import h5py
 
-    # The file is locked by us already, and HDF5 would take its own lock for another's.
-    with h5py.File(path, "w", locking=False) as file:
+    def written(nbytes: int) -> None:
+        sink.check()
+        advance(nbytes)
+
+    with h5py.File(sink, "w") as file:
         checksums = {
-            plan.name: _write_array(file, plan, dataset.reader(0, plan.name), job, advance)
+            plan.name: _write_array(file, plan, dataset.reader(0, plan.name), job, written)
             for plan in job.arrays
         }
         left_out = []
@@ -125,6 +129,7 @@ def _write(
             with h5py.File(job.source, "r", locking=False) as source:
                 left_out = copy_rest(source, file, list(checksums))
         file.attrs[ATTRIBUTE] = json.dumps(recipe)
+    sink.check()
     return left_out, checksums
 
 

@@ -149,24 +149,38 @@ def _stage_all(
 
 
 def _stage_unit(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:
-    is_copy = unit.is_worth_a_copy and _is_complete(dataset, unit)
-    files: dict[str, Written] = {}
-    if is_copy:
-        files[copy_name(unit)] = copy_file(unit.path, folder / copy_name(unit), meter)
-    else:
-        for spec in unit.specs:
-            name = array_name(unit, spec.name)
-            files[name] = write_array(dataset, unit, spec, folder / name, meter)
+    copied = _copied(dataset, unit, folder, meter)
+    files = copied or {
+        (name := array_name(unit, spec.name)): write_array(
+            dataset, unit, spec, folder / name, meter
+        )
+        for spec in unit.specs
+    }
     if SourceIdentity.of(unit.path) != unit.identity:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise FormatError(f"{unit.path} has changed while it was staged: stage it again")
-    write_record(unit, folder, files, is_copy)
+    write_record(unit, folder, files, is_copy=copied is not None)
 
 
-def _is_complete(dataset: Dataset, unit: Unit) -> bool:
-    """Whether the file needs no other file, and any box of it is read without the rest."""
+def _copied(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> dict[str, Written] | None:
+    """Copies the file as it is, where that has all that is needed and little else."""
+    if not unit.is_worth_a_copy or not _has_its_data(dataset, unit):
+        return None
+    target = folder / copy_name(unit)
+    written = copy_file(unit.path, target, meter)
+    try:
+        dataset.open_file(target)
+    except FormatError:  # it has links to files beside it
+        target.unlink(missing_ok=True)
+        return None
+    return {target.name: written}
+
+
+def _has_its_data(dataset: Dataset, unit: Unit) -> bool:
+    """Whether the data lies plainly in the file; one smaller than its arrays has them elsewhere."""
     if not unit.path.is_file():
         return False
-    readers = [dataset.reader(unit.index, spec.name) for spec in unit.specs]
-    return all(reader.storage().kind in ("contiguous", "chunked") for reader in readers)
+    found = [dataset.reader(unit.index, spec.name).storage() for spec in unit.specs]
+    is_plain = all(each.kind in ("contiguous", "chunked") and each.is_seekable for each in found)
+    return is_plain and sum(each.nbytes for each in found) <= unit.identity.nbytes

@@ -79,6 +79,11 @@ class Shards:
     def _read_index(self, file: DataFile) -> NDArray[Any]:
         crc_nbytes = 4 if self._sharding.index_has_crc else 0
         nbytes = math.prod(self._counts) * 16 + crc_nbytes
+        if nbytes > file.size:
+            raise FormatError(
+                f"{file.path} is truncated: its {file.size} bytes are fewer than the {nbytes} of "
+                "the index of a shard"
+            )
         start = file.size - nbytes if self._sharding.index_is_last else 0
         raw = bytes(file.read(start, nbytes))
         body = raw[: nbytes - crc_nbytes]

@@ -1,0 +1,215 @@
+"""A box on its way from a file into a buffer."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, islice, product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.read_ahead import Range, RangeReader
+from hyperslab.io.threads import for_each, num_threads
+
+DIRECT_NBYTES = 16 << 10
+"""Runs at least this long are read straight into place: a call costs as much as 16 KiB copied."""
+GAP_NBYTES = 16 << 10
+"""Gaps up to this long are read too, rather than with another call."""
+SCRATCH_NBYTES = 1 << 20
+"""Read at a time where runs are shorter; stays in the cache of a core until it is copied out."""
+PIECE_NBYTES = 8 << 20
+"""Longer runs are read in pieces of this size, so that the disk can be told of the next."""
+SLOW_COPY = range(1, 32)
+"""How many bytes further into its page than the file's a buffer begins where the kernel's copy is
+2 to 5 times slower."""
+MAX_SPARSE_LANES = 2
+"""Threads that work on a box of short stretches far apart: with more, they spend their time waiting
+for Python's lock after each."""
+
+
+class Dim(NamedTuple):
+    """One of the nested loops of a copy."""
+
+    size: int
+    in_file: int
+    """Bytes from one index to the next."""
+    in_out: int
+
+
+def merged(dims: Iterable[Dim]) -> tuple[Dim, ...]:
+    """``dims`` without those of size 1, and with one in place of two that can be walked as one."""
+    found: list[Dim] = []
+    for dim in dims:
+        if dim.size == 1:
+            continue
+        last = found[-1] if found else None
+        if last and (last.in_file, last.in_out) == (dim.size * dim.in_file, dim.size * dim.in_out):
+            found[-1] = Dim(last.size * dim.size, dim.in_file, dim.in_out)
+        else:
+            found.append(dim)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class BoxCopy:
+    """Nested loops over ``dims``, from ``offset`` in a file to the first item of ``out``."""
+
+    offset: int
+    dtype: np.dtype[Any]
+    """In the file."""
+    dims: tuple[Dim, ...]
+    """The last varies fastest in the file."""
+    out: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        if not self.dims:  # a single item
+            itemsize = self.dtype.itemsize
+            object.__setattr__(self, "dims", (Dim(1, itemsize, itemsize),))
+
+    @cached_property
+    def covers(self) -> tuple[int, ...]:
+        """Bytes of the file from the first to the last item of ``dims[n:]``, for every ``n``."""
+        sizes = [(dim.size - 1) * dim.in_file for dim in self.dims]
+        return tuple(sum(sizes[n:]) + self.dtype.itemsize for n in range(len(sizes) + 1))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the runs of the file are runs of ``out`` too, and long enough for a call each."""
+        run = self.dims[-1]
+        if not self.dtype.isnative or run[1:] != (self.dtype.itemsize,) * 2:
+            return False
+        if run.size * run.in_file < DIRECT_NBYTES:
+            return len(self.dims) == 1
+        return (self.out.ctypes.data - self.offset) % mmap.PAGESIZE not in SLOW_COPY
+
+    def is_all_until(self, stop: int) -> bool:
+        """Whether it reads everything from its first byte to byte ``stop``, small gaps aside."""
+        gaps = [dim.in_file - cover for dim, cover in zip(self.dims, self.covers[1:], strict=True)]
+        return max(*gaps, stop - self.offset - self.covers[0]) <= GAP_NBYTES
+
+    def run(self, reader: RangeReader) -> None:
+        if self.is_direct:
+            for offset, buffer in self._pieces():
+                reader.fill(buffer, offset)
+        else:
+            self._run_by_scratch(reader)
+
+    def ranges(self) -> Iterator[Range]:
+        """What is read of the file, in order."""
+        if self.is_direct:
+            return ((offset, len(buffer)) for offset, buffer in self._pieces())
+        return (found for _, ranges in self._blocks.walk(self.offset) for found in ranges)
+
+    @cached_property
+    def _target(self) -> NDArray[Any]:
+        """``out``, with ``dims`` for its dims."""
+        sizes, strides = [dim.size for dim in self.dims], [dim.in_out for dim in self.dims]
+        return as_strided(self.out, sizes, strides)
+
+    def _pieces(self) -> Iterator[tuple[int, memoryview]]:
+        """Places in the file, and the memory of ``out`` that is to be filled from there."""
+        rows = self._target.view(np.uint8)
+        for index, offset in _walk(self.dims[:-1], self.offset):
+            row = rows[index].data
+            for start in range(0, len(row), PIECE_NBYTES):
+                yield offset + start, row[start : start + PIECE_NBYTES]
+
+    @cached_property
+    def _blocks(self) -> _Blocks:
+        return _Blocks.of(self.dims, self.covers)
+
+    def _run_by_scratch(self, reader: RangeReader) -> None:
+        blocks = self._blocks
+        strides = [blocks.pitch, *(dim.in_file for dim in blocks.inner)]
+
+        def read_lane(lane: Iterable[_Block]) -> None:
+            scratch = _scratch()
+            memory = scratch.data
+            for index, ranges in lane:
+                shift = ranges[0][0] % mmap.PAGESIZE  # it lies in its page as it does in the file
+                for start, (offset, nbytes) in zip(count(shift, blocks.pitch), ranges):
+                    reader.fill(memory[start : start + nbytes], offset)
+                target = self._target[index]
+                np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
+
+        num = min(MAX_SPARSE_LANES if blocks.is_sparse else num_threads(), blocks.total)
+        lanes = [islice(blocks.walk(self.offset), lane, None, num) for lane in range(num)]
+        for_each(read_lane, lanes)
+
+
+_Block = tuple[tuple[int | slice, ...], list[Range]]
+"""A place in the target, and the ranges of the file that hold what belongs there."""
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """How a copy is cut into blocks that fit the scratch: ``num`` indices of ``cut`` in each.
+
+    In the scratch, these are ``pitch`` bytes apart. They are read with one call, gaps and all, or
+    if ``is_sparse`` with a call each.
+    """
+
+    outer: tuple[Dim, ...]
+    cut: Dim
+    inner: tuple[Dim, ...]
+    num: int
+    pitch: int
+    is_sparse: bool
+    cover: int
+    """Bytes of the file from the first to the last of one index of ``cut``."""
+
+    @classmethod
+    def of(cls, dims: tuple[Dim, ...], covers: Sequence[int]) -> _Blocks:
+        joined = len(dims)  # dims from here on are read with one call
+        while joined and covers[joined] <= SCRATCH_NBYTES:
+            if dims[joined - 1].in_file - covers[joined] > GAP_NBYTES:
+                break
+            joined -= 1
+        is_sparse = joined > 0 and covers[joined] <= SCRATCH_NBYTES
+        place = joined - is_sparse
+        cut, cover = dims[place], covers[place + 1]
+        # A pitch that keeps every slot at the place in its page that it has in the file.
+        pitch = cover + (cut.in_file - cover) % mmap.PAGESIZE if is_sparse else cut.in_file
+        num = max(1, min(cut.size, (SCRATCH_NBYTES - cover) // pitch + 1))
+        return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
+
+    @property
+    def total(self) -> int:
+        return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
+
+    def walk(self, offset: int) -> Iterator[_Block]:
+        step = self.cut.in_file
+        for index, start in _walk(self.outer, offset):
+            for first in range(0, self.cut.size, self.num):
+                last = min(first + self.num, self.cut.size)
+                if self.is_sparse:
+                    ranges = [(start + i * step, self.cover) for i in range(first, last)]
+                else:
+                    ranges = [(start + first * step, (last - first - 1) * step + self.cover)]
+                yield (*index, slice(first, last)), ranges
+
+
+def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """All indices of ``dims``, and where each lies in the file."""
+    indices = product(*(range(dim.size) for dim in dims))
+    steps = product(*(range(0, dim.size * dim.in_file, dim.in_file) for dim in dims))
+    return ((index, offset + sum(step)) for index, step in zip(indices, steps, strict=True))
+
+
+_thread = threading.local()
+
+
+def _scratch() -> NDArray[np.uint8]:
+    """This thread's own, which it keeps: new memory is slow."""
+    if not hasattr(_thread, "scratch"):
+        _thread.scratch = empty_aligned((SCRATCH_NBYTES + 2 * mmap.PAGESIZE,), np.uint8)
+    found: NDArray[np.uint8] = _thread.scratch
+    return found
