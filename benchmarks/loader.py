@@ -6,6 +6,9 @@ Delivers 32 MiB boxes (int16, contiguous HDF5, in the page cache) in one process
 (store="none", so that it reads), by a loop of bare ``read`` calls into one ready buffer, and by
 torch's DataLoader over h5py with 0 and 2 workers. The variants take turns; shown is the fastest
 round of each, and the ratio to the bare reads. No box is touched after delivery.
+
+With a GPU also: delivered there, by the loader as int16 and as log1p in bfloat16, by a DataLoader
+with pinned memory and 4 workers, and by copies of one pinned buffer, which is the limit.
 """
 
 import argparse
@@ -76,9 +79,41 @@ def variants(paths):
     }
 
 
+def gpu_variants(paths):
+    data = hs.open(paths, sample="full")
+    mesh = hs.init(device="cuda")
+    pinned = torch.empty(data.shape, dtype=torch.int16, pin_memory=True)
+    options = {"store": "none", "shuffle": "none", "prefetch": 3}
+    raw = hs.Loader(data, mesh, dtype=torch.int16, **options)
+    ready = hs.Loader(data, mesh, dtype=torch.bfloat16, normalize="log1p", **options)
+
+    def copies():
+        for _ in paths:
+            pinned.cuda(non_blocking=True)
+        return finished(len(paths))
+
+    def finished(count):
+        torch.cuda.synchronize()
+        return count
+
+    def by_workers():
+        loader = DataLoader(H5Samples(paths), num_workers=4, pin_memory=True)
+        return drained(x.cuda(non_blocking=True) for x in loader)
+
+    return {
+        "to GPU: pinned copies": copies,
+        "to GPU: Loader": lambda: finished(drained(raw)),
+        "to GPU: Loader, log1p": lambda: finished(drained(ready)),
+        "to GPU: DataLoader, 4": lambda: finished(by_workers()),
+    }
+
+
 def measured(shape, num, rounds):
     with tempfile.TemporaryDirectory() as folder:
-        runs = variants(write_samples(Path(folder), shape, num))
+        paths = write_samples(Path(folder), shape, num)
+        runs = variants(paths)
+        if torch.cuda.is_available():
+            runs |= gpu_variants(paths)
         nbytes = int(np.prod(shape)) * 2 * num
         rates = dict.fromkeys(runs, 0.0)
         for _ in range(rounds):

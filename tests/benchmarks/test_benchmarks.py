@@ -9,6 +9,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
     "overhead.py": ["--repeats", "1"],
+    "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
     "stress.py": ["--count", "2"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }

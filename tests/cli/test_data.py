@@ -59,6 +59,7 @@ def test_info_lists_the_arrays_of_a_file_and_hints_at_a_preset(cosmo):
     assert "2 arrays" in output
     assert "int16 16x32x16x4" in output
     assert "hyperslab data info 'cosmo/*.h5' --preset cosmoflow\n" in output
+    assert "cosmoflow-cdhw" not in output
 
 
 def test_info_shows_a_dataset(cosmo):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 HYPERSLAB = Path(sys.executable).with_name("hyperslab")
 

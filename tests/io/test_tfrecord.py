@@ -127,8 +127,10 @@ def test_a_file_of_two_records_is_refused_where_one_was_expected(tmp_path, image
 
 def test_a_string_of_bytes_without_shape_is_refused_with_what_to_give(tmp_path, images):
     path = write_records(tmp_path / "a.tfrecord", [{"x": images[0].tobytes()}])
-    with pytest.raises(ConfigError, match=r"give its shape and dtype, such as shape="):
+    with pytest.raises(ConfigError, match=r"is 480 bytes .*: give its shape and dtype, such as"):
         TFRecord.open(path, ["x"])
+    with pytest.raises(FormatError, match=r"has no feature 'z'; it has \['x'\]"):
+        TFRecord.open(path, ["z"])
     with pytest.raises(ConfigError, match=r"is not one of numbers"):
         TFRecord.open(path, ["x"], shape=(6,), dtype="object")
     with pytest.raises(ConfigError, match=r"is not a tuple of extents"):
@@ -145,7 +147,7 @@ def test_other_sizes_kinds_and_missing_features_are_named_by_record(tmp_path):
     expected = {
         1: "has 3 bytes, and int16 (2,) has 4",
         2: "is missing",
-        3: "is strings of bytes, and one value was expected",
+        3: "is several strings of bytes, and one was expected",
         5: "is a list of float32, and int16 was expected",
     }
     for number, words in expected.items():
@@ -213,7 +215,9 @@ def test_numbers_may_be_packed_in_several_runs_or_not_at_all():
     assert decode_list("int64", mixed).tolist() == [5, -1, 300, 7]
     floats = field(1, struct.pack("<2f", 1, 2)) + b"\x0d" + struct.pack("<f", 3)
     assert decode_list("float", floats).tolist() == [1, 2, 3]
-    assert decode_list("float", b"").shape == (0,)
+    assert decode_list("float", b"").shape == decode_list("int64", b"").shape == (0,)
+    tricky = b"\x08\x08\x08\x08" + field(1, varint(8))  # tags that look like values
+    assert decode_list("int64", tricky).tolist() == [8, 8, 8]
     for damaged in (field(1, b"\xff"), field(1, b"\x80" * 11 + b"\0"), b"\x0d\0", b"\x0a\x05\0"):
         with pytest.raises(NotAnExample):
             decode_list("int64", damaged)

@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 import warnings
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from zarr.codecs import (
 )
 
 import hyperslab.io
-from hyperslab.errors import FormatError
+from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io.zarr import Zarr, fallback
 from hyperslab.io.zarr.format import ZarrArray
 from hyperslab.layout import Box
@@ -355,6 +356,16 @@ def test_codecs_that_only_zarr_python_knows_are_read_by_it_with_one_warning(tmp_
     np.testing.assert_array_equal(read(reader), expected)
     np.testing.assert_array_equal(expected, array)
     Zarr.open(path, ["data"])  # warns no more, or this test would fail
+
+
+@pytest.mark.parametrize("package", ["zarr", "numcodecs"])
+def test_a_package_that_is_missing_is_named(tmp_path, array, package, monkeypatch):
+    path = save(tmp_path / "a.zarr", array, version=2, compressors=numcodecs.Blosc())
+    if package == "zarr":
+        edit(path, compressor={"id": "zfpy"})
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(HyperslabError, match=f"pip install {package}"):
+        Zarr.open(path, ["data"])
 
 
 def test_codecs_that_nobody_knows_or_that_run_code_are_refused(tmp_path, array):

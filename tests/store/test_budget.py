@@ -64,5 +64,3 @@ def test_it_is_never_below_nothing(tmp_path):
 def test_sizes_that_are_none_are_refused(words):
     with pytest.raises(ConfigError):
         parse_nbytes(words)
-
-

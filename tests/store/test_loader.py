@@ -110,9 +110,7 @@ def test_what_does_not_fit_into_memory_is_on_disk_or_read_again(
         with loader:
             for slabs in itertools.chain(loader, loader):
                 check_batch(next(batches), slabs)
-            [holding] = {
-                (h.num_memory, h.num_disk > 0) for h in loader._works._store.holdings
-            }
+            [holding] = {(h.num_memory, h.num_disk > 0) for h in loader._works._store.holdings}
         assert holding[1] == disk
 
 
@@ -165,7 +163,9 @@ def test_a_batch_may_have_fewer_samples_than_there_are_ranks(axes, samples):
 @pytest.mark.parametrize("axes", [{"sample": 1}, {"depth": 2}], ids=str)
 def test_short_batches_may_be_dropped_and_no_batch_made_ahead(axes, samples):
     mesh = hs.init(**axes, device="cpu")
-    loader = hs.Loader(opened(samples), mesh, batch_size=4, drop_last=True, prefetch=0, preload=True)
+    loader = hs.Loader(
+        opened(samples), mesh, batch_size=4, drop_last=True, prefetch=0, preload=True
+    )
     with loader:
         assert len(loader) == 2 == len(list(loader))
         assert loader.epoch == 1

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from hyperslab.store.budget import is_memory
-from hyperslab.store.segment import Address, Segment, SlotFormat, map_segment, populate
+from hyperslab.store.segment import Address, Segment, SlotFormat, map_segment
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_another_process_sees_what_is_written_and_cannot_write(on_disk, tmp_path):
     segment = Segment(8192, tmp_path if on_disk else None)
-    populate(segment.bytes)
+    segment.reserve(0, 8192)
     seen = map_segment(segment.address)
     segment.bytes[5000] = 7
     assert seen[5000] == 7

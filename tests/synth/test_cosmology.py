@@ -13,7 +13,7 @@ def test_the_spectrum_has_the_sigma_8_asked_for(sigma_8, omega_m):
 
 
 def test_the_top_hat_integral_is_right_for_a_power_law():
-    # sigma^2 of P = k over a top hat diverges slowly; P = k^-1 has the closed form 9 / (8 pi^2 R^2).
+    # For P = 1 / k the integral has a closed form.
     expected = np.sqrt(9 / (8 * np.pi**2 * 64))
     assert top_hat_sigma(lambda k: 1 / k, 8) == pytest.approx(expected, rel=1e-4)
 

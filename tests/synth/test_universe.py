@@ -16,6 +16,7 @@ from hyperslab.synth.universe import (
     potential,
 )
 
+COSMOLOGY = Cosmology()
 LATTICE = Lattice(size=64, cell=2.0)
 SEEDS = range(3)
 
@@ -40,12 +41,12 @@ def spectrum(contrast, lattice, *, counted):
     return sums * lattice.length**3 / num**6
 
 
-def linear(seed, cosmology=Cosmology(), lattice=LATTICE):
+def linear(seed, cosmology=COSMOLOGY, lattice=LATTICE):
     field = linear_field(cosmology, lattice, np.random.default_rng(seed))
     return inverse(field, lattice.num)
 
 
-def counted(seed, cosmology=Cosmology(), lattice=LATTICE, redshifts=REDSHIFTS):
+def counted(seed, cosmology=COSMOLOGY, lattice=LATTICE, redshifts=REDSHIFTS):
     return count_particles(cosmology, lattice, np.random.default_rng(seed), redshifts)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,7 +18,7 @@ from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import DataInfo, MeshReads, SliceInfo, describe, describe_slice, mesh_reads
-from hyperslab.io.info.describe import ArrayInfo, fitting_presets, list_arrays, shown_shape
+from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays, shown_shape
 from hyperslab.io.info.mesh_reads import RankReads, find_trouble
 from hyperslab.io.opening import find_files
 from hyperslab.io.partial import shown_nbytes
@@ -59,7 +60,7 @@ def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_jso
         arrays = _list_if_many(source)
         if arrays is None:
             raise
-        _print(arrays, as_json, _listing_table(source, arrays))
+        _print({n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays))
         return
     found = describe(dataset)
     values = describe_slice(dataset, index)
@@ -73,23 +74,26 @@ def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_jso
     _print(
         _to_dict(found, values, reads, trouble, remedy),
         as_json,
-        Group(*_report(found, values, reads, trouble, remedy, png)),
+        *_report(found, values, reads, trouble, remedy, png),
     )
 
 
-def _print(content: object, as_json: bool, table: RenderableType) -> None:
+def _print(content: object, as_json: bool, *parts: RenderableType) -> None:
     if as_json:
         click.echo(json.dumps(content, indent=2))
-    else:
-        # A report that goes into a file or a pipe is not wrapped where a narrow screen would end.
-        console = Console()
-        Console(width=None if console.is_terminal else max(console.width, 120)).print(table)
+        return
+    # What goes into a file or a pipe is not wrapped where a narrow screen would end.
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 120))
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 # Files with several arrays
 
 
-def _list_if_many(source: Source) -> dict[str, str] | None:
+def _list_if_many(source: Source) -> dict[str, Listed] | None:
     """All arrays of the first file, if there are several and the user did not say which."""
     if source.sample or source.preset or source.options:
         return None
@@ -100,16 +104,20 @@ def _list_if_many(source: Source) -> dict[str, str] | None:
     return arrays if len(arrays) > 1 else None
 
 
-def _listing_table(source: Source, arrays: dict[str, str]) -> RenderableType:
+def _listing(source: Source, arrays: dict[str, Listed]) -> list[RenderableType]:
     table = _plain_table()
-    for name, words in arrays.items():
-        table.add_row(name, Text(words))
-    words = shlex.join(source.paths[:1])
-    hints = [f"hyperslab data info {words} --preset {name}" for name in fitting_presets(arrays)]
-    hints = hints or [f"hyperslab data info {words} --sample {shlex.quote(next(iter(arrays)))}"]
-    title = Text(f"{find_files(source.paths)[0]} has {len(arrays)} arrays:\n", style="bold")
-    hint = Text("\nSay which holds the sample, such as\n  " + "\n  ".join(hints), style="yellow")
-    return Group(title, table, hint)
+    for name, each in arrays.items():
+        table.add_row(Text(name), Text(each.words))
+    command = f"hyperslab data info {source.words()[0]}"
+    largest = max(arrays, key=lambda name: math.prod(arrays[name].shape))
+    choices = [f"--preset {name}" for name in fitting_presets(arrays)]
+    hints = [f"  {command} {c}" for c in choices or [f"--sample {shlex.quote(largest)}"]]
+    return [
+        Text(f"{find_files(source.paths)[0]} has {len(arrays)} arrays:\n", style="bold"),
+        table,
+        Text("\nSay which holds the sample, such as"),
+        *(Text(hint, style="bold") for hint in hints),
+    ]
 
 
 # The report
@@ -123,15 +131,14 @@ def _report(
     remedy: str | None,
     png: Path | None,
 ) -> list[RenderableType]:
-    parts: list[RenderableType] = [_size_table(info), "", _array_table(info.arrays), ""]
-    parts += [_value_table(values)]
+    parts = [_size_table(info), "", _array_table(info.arrays), "", *_value_table(values)]
     if reads:
-        parts += ["", _mesh_table(reads)]
+        parts += ["", *_mesh_table(reads, any(array.compression for array in info.arrays))]
     if png:
-        parts += ["", Text(f"Slice drawn into {png}")]
+        parts += [Text(f"\nSlice drawn into {png}")]
     parts += [Text(f"\nwarning: {line}", style="yellow") for line in trouble]
     if remedy:
-        parts += [Text("\nThis mends it:"), Text(f"  {remedy}", style="bold", overflow="fold")]
+        parts += [Text("\nThis mends it:"), Text(f"  {remedy}", style="bold")]
     return parts
 
 
@@ -170,24 +177,19 @@ def _array_table(arrays: tuple[ArrayInfo, ...]) -> Table:
     return table
 
 
-def _value_table(values: SliceInfo) -> RenderableType:
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", title_justify="left", title_style=""
-    )
-    for name in ("channel", "min", "max", "mean", "std", "zeros", "not finite"):
-        table.add_column(name, justify="left" if name == "channel" else "right")
+def _value_table(values: SliceInfo) -> list[RenderableType]:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("channel", "min", "max", "mean", "std", "zeros", "not finite", "histogram"):
+        table.add_column(name, justify="left" if name in ("channel", "histogram") else "right")
     for number, channel in enumerate(values.channels[:MAX_CHANNELS]):
         numbers = (channel.minimum, channel.maximum, channel.mean, channel.std)
         shown = ["-" if value is None else f"{value:.5g}" for value in numbers]
-        table.add_row(str(number), *shown, f"{channel.zeros:.1%}", f"{channel.not_finite:.1%}")
+        fractions = (f"{channel.zeros:.1%}", f"{channel.not_finite:.1%}")
+        table.add_row(str(number), *shown, *fractions, f"|{_bars(channel.histogram)}|")
     if (left := len(values.channels) - MAX_CHANNELS) > 0:
         table.add_row(f"and {left} more")
     kind = "of log(1 + value)" if values.is_log else "from min to max"
-    return Group(
-        Text(f"Values ({values.place})", style="bold"),
-        table,
-        Text(f"histogram {kind}: |{_bars(values.histogram)}|"),
-    )
+    return [Text(f"Values of {values.place}; histograms {kind}", style="bold"), table]
 
 
 def _bars(counts: tuple[int, ...]) -> str:
@@ -202,18 +204,19 @@ def _bars(counts: tuple[int, ...]) -> str:
 # Meshes
 
 
-def _mesh_table(reads: MeshReads) -> RenderableType:
+def _mesh_table(reads: MeshReads, is_compressed: bool) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("rank", "box", "wants", "from disk", "decodes", "reads", "amplification"):
+    touches = "decodes" if is_compressed else "reads through"
+    for name in ("rank", "box", "wants", "from disk", touches, "reads", "amplification"):
         table.add_column(name, justify="left" if name in ("rank", "box") else "right")
     if len(reads.ranks) <= MAX_ROWS:
-        for each in reads.ranks:
-            table.add_row(*_rank_row(each))
+        rows = [_rank_row(each) for each in reads.ranks]
     else:
-        for row in _summary_rows(reads):
-            table.add_row(*row)
+        rows = _summary_rows(reads)
+    for row in rows:
+        table.add_row(*row)
     title = f"What each of {len(reads.ranks)} ranks reads of a sample on {reads.grid.describe()}"
-    return Group(Text(title, style="bold"), table)
+    return [Text(title, style="bold"), table]
 
 
 def _rank_row(each: RankReads) -> tuple[str, ...]:

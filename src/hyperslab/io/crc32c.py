@@ -30,7 +30,7 @@ def crc32c(data: bytes | bytearray | memoryview | NDArray[Any], before: int = 0)
     if len(flat) > SMALL_NBYTES:
         raise ConfigError(
             "checksums of this file need the package google-crc32c: install it with "
-            "pip install 'hyperslab[tfrecord]', or read with verify=False"
+            "pip install 'hyperslab[tfrecord]' (TFRecords can be read with verify=False, too)"
         )
     return _small_crc32c(flat.tobytes(), before)
 

@@ -73,9 +73,12 @@ def read_features(stream: ByteStream, end: int) -> dict[str, Feature]:
 def decode_list(kind: str, raw: bytes) -> NDArray[Any]:
     """All values of a float or int64 list, from the bytes of its message."""
     data = np.frombuffer(raw, np.uint8)
+    unpacked = _unpacked(kind, data)
+    if unpacked is not None:
+        return unpacked
     parts = [_decode_field(kind, *field) for field in _list_fields(data)]
     dtype = np.float32 if kind == "float" else np.int64
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
+    return np.concatenate([np.empty(0, dtype), *parts])
 
 
 def _map_entry(stream: ByteStream, end: int) -> tuple[str, Feature]:
@@ -159,12 +162,22 @@ def _varint(stream: ByteStream, end: int) -> int:
     raise NotAnExample("a number has more than ten bytes")
 
 
+def _unpacked(kind: str, data: NDArray[np.uint8]) -> NDArray[Any] | None:
+    """The values of a list in which each is a field of its own, as they were written of old."""
+    tag = 1 << 3 | (_FIXED32 if kind == "float" else _VARINT)
+    if not len(data) or data[0] != tag:
+        return None
+    if kind == "float":
+        fields = data[: len(data) // 5 * 5].reshape(-1, 5)
+        is_unpacked = fields.size == len(data) and (fields[:, 0] == tag).all()
+        return _decode_field(kind, _FIXED32, fields[:, 1:].reshape(-1)) if is_unpacked else None
+    numbers = _decode_varints(data)
+    return numbers[1::2] if len(numbers) % 2 == 0 and (numbers[::2] == tag).all() else None
+
+
 def _list_fields(data: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """The wire type and the bytes of each value, or run of packed values, of a list."""
     stream = _Bytes(data)
-    if len(data) % 5 == 0 and (data[::5] == (1 << 3 | _FIXED32)).all():
-        yield _FIXED32, data.reshape(-1, 5)[:, 1:].reshape(-1)  # as floats were written of old
-        return
     while stream.position < len(data):
         tag = _varint(stream, len(data))
         start = stream.position
@@ -186,7 +199,8 @@ def _decode_varints(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     ends = np.flatnonzero(data < 0x80)
     starts = np.concatenate([[0], ends[:-1] + 1])
     lengths = ends + 1 - starts
-    if len(data) and (not len(ends) or ends[-1] != len(data) - 1 or lengths.max() > 10):
+    whole = int(ends[-1]) + 1 if len(ends) else 0
+    if whole != len(data) or lengths.max(initial=0) > 10:
         raise NotAnExample("numbers are cut off, or have more than ten bytes")
     values = np.zeros(len(ends), np.uint64)
     for place in range(int(lengths.max(initial=0))):

@@ -14,14 +14,14 @@ from hyperslab.errors import FormatError
 from hyperslab.io.files import DataFile
 
 PIECE_NBYTES = 2**20
-"""Inflated at a time, so that a small file which inflates to a huge one fills no memory."""
+"""Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
 INPUT_NBYTES = 2**16
+"""Read from the file at a time."""
 MAX_RATIO = 1032
 """Deflate cannot do better: a byte becomes at most this many."""
-MAX_MARKS = 64
+MAX_MARKS = 32
 FIRST_SPACING = 4 * 2**20
-
-
+"""Between two marks, in inflated bytes; in large files it grows, so that marks stay few."""
 GZIP, ZLIB = 31, 15
 """What surrounds the deflated bytes, with a sum and a length to check: 16 more stands for gzip."""
 
@@ -56,7 +56,7 @@ class InflatedFile:
     """What ``file`` holds when its gzip compression is undone; get it from ``inflated``.
 
     gzip has no index. The first read therefore runs through the whole file, checks its sums, and
-    leaves marks behind, some 50 KB each; later reads begin at the last mark before what they want,
+    leaves marks behind, some 100 KB each; later reads begin at the last mark before what they want,
     and end with it. No more than a piece is inflated at a time.
     """
 
@@ -117,12 +117,18 @@ class InflatedStream:
     ) -> None:
         self._file, self._fd, self._passed = file, fd, passed
         start = start or _Mark(0, 0, b"", inflater())
-        self.position = start.position
+        self._end = start.position
         self._file_position = start.file_position
         self._rest = start.rest
         self._inflater = start.inflater.copy()
-        self.watch: Callable[[bytes], object] | None = None
+        self._ready = memoryview(b"")
+        """What is inflated and not yet passed, up to ``_end``."""
+        self.watch: Callable[[memoryview], object] | None = None
         """Is told of all bytes that are passed."""
+
+    @property
+    def position(self) -> int:
+        return self._end - len(self._ready)
 
     def read_into(self, buffer: memoryview) -> None:
         done = 0
@@ -137,7 +143,7 @@ class InflatedStream:
         """As many bytes as there are until the end; for small numbers of them."""
         found = b""
         while len(found) < nbytes and (piece := self._next(nbytes - len(found))):
-            found += piece
+            found += bytes(piece)
         return found
 
     def skip(self, nbytes: int) -> None:
@@ -148,10 +154,10 @@ class InflatedStream:
         while self._next(PIECE_NBYTES):
             pass
 
-    def _pieces(self, nbytes: int) -> Iterator[bytes]:
+    def _pieces(self, nbytes: int) -> Iterator[memoryview]:
         end = self.position + nbytes
         while self.position < end:
-            piece = self._next(min(PIECE_NBYTES, end - self.position))
+            piece = self._next(end - self.position)
             if not piece:
                 raise FormatError(
                     f"{self._file.path} is truncated or damaged: it inflates to {self.position} "
@@ -159,17 +165,22 @@ class InflatedStream:
                 )
             yield piece
 
-    def _next(self, at_most: int) -> bytes:
+    def _next(self, at_most: int) -> memoryview:
         """The next bytes; none at the end of the file."""
+        if not self._ready:
+            self._ready = memoryview(self._inflated())
+            self._end += len(self._ready)
+            if self._ready and not self._inflater.eof:
+                self._passed(self._end, self._mark)
+        piece, self._ready = self._ready[:at_most], self._ready[at_most:]
+        if self.watch is not None:
+            self.watch(piece)
+        return piece
+
+    def _inflated(self) -> bytes:
         while not self._inflater.eof or self._begin_member():
             source = self._rest or self._fetch()
-            piece = self._inflate(source, at_most)
-            if piece:
-                self.position += len(piece)
-                if not self._inflater.eof:
-                    self._passed(self.position, self._mark)
-                if self.watch is not None:
-                    self.watch(piece)
+            if piece := self._inflate(source):
                 return piece
             if not source and not self._inflater.eof:
                 raise FormatError(
@@ -178,9 +189,9 @@ class InflatedStream:
                 )
         return b""
 
-    def _inflate(self, source: bytes, at_most: int) -> bytes:
+    def _inflate(self, source: bytes) -> bytes:
         try:
-            piece: bytes = self._inflater.decompress(source, at_most)
+            piece: bytes = self._inflater.decompress(source, PIECE_NBYTES)
         except (zlib.error, _library().error) as error:
             raise FormatError(f"{self._file.path} is damaged: {error}") from error
         ended = self._inflater.eof
@@ -208,4 +219,4 @@ class InflatedStream:
         return bytes(buffer)
 
     def _mark(self) -> _Mark:
-        return _Mark(self.position, self._file_position, self._rest, self._inflater.copy())
+        return _Mark(self._end, self._file_position, self._rest, self._inflater.copy())

@@ -190,7 +190,7 @@ class _Sum:
     def __init__(self) -> None:
         self.crc = 0
 
-    def add(self, piece: bytes | NDArray[Any]) -> None:
+    def add(self, piece: memoryview | NDArray[Any]) -> None:
         self.crc = crc32c(piece, self.crc)
 
 

@@ -21,7 +21,7 @@ from hyperslab.io.streamed import StreamedArray
 from hyperslab.layout import Box, Span
 
 LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
-DESCRIPTIONS = {"bytes": "strings of bytes", "empty": "empty", "missing": "missing"}
+DESCRIPTIONS = {"bytes": "several strings of bytes", "empty": "empty", "missing": "missing"}
 MISSING = Feature("missing", Extent(0, 0), None)
 CHANNELS_LAST = {1: "W", 2: "HW", 3: "HWC", 4: "DHWC"}
 """What TensorFlow takes the dims of a record for, by their number."""
@@ -125,7 +125,7 @@ class RecordArray(ArrayReader):
             self._check_nbytes(values.nbytes, what)
             out[...] = values.reshape(self._record_shape)[tuple(slice(*s) for s in part.spans)]
         else:
-            raise FormatError(f"{what} is {DESCRIPTIONS[feature.kind]}, and one value was expected")
+            raise FormatError(f"{what} is {DESCRIPTIONS[feature.kind]}, and one was expected")
 
     def _read_values(self, values: Extent, part: Box, out: NDArray[Any], what: str) -> None:
         self._check_nbytes(values.nbytes, what)
@@ -176,9 +176,12 @@ def _type_in(
         raise FormatError(f"{file.file.path} has no feature {name!r}; it has {sorted(features)}")
     feature = features[name]
     what = f"feature {name!r} of {file.file.path}"
-    if feature.kind not in LIST_DTYPES:
+    if feature.kind == "empty":
+        raise FormatError(f"{what} has no values")
+    if feature.kind == "bytes":
+        nbytes = (feature.values or feature.list).nbytes
         raise ConfigError(
-            f"{what} is {DESCRIPTIONS[feature.kind]}: give its shape and dtype, such as "
+            f"{what} is {nbytes} bytes of any kind: give its shape and dtype, such as "
             f"shape={{{name!r}: (128, 128, 128, 4)}}, dtype={{{name!r}: 'int16'}}"
         )
     if shape is None:

@@ -21,7 +21,7 @@ from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Peers
 from hyperslab.store.placement import Placement
 from hyperslab.store.rma import Window
-from hyperslab.store.segment import SlotFormat, node_name, populate
+from hyperslab.store.segment import SlotFormat, node_name
 from hyperslab.store.shelves import BAD, EMPTY, READY, OwnShelf, map_shelves
 
 _POLL_SECONDS = 0.0002
@@ -110,7 +110,7 @@ class MemoryStore:
         shelf, number = self._shelves[self._placement.rank], self._slot(index, self._placement.rank)
         assert number is not None
         flag = READY
-        populate(shelf.slot(number))
+        self._own.reserve(number)
         try:
             for name, array in self._arrays(index, self._placement.rank).items():
                 self._dataset.read(index, self._placement.box(name), out=array, array=name)

@@ -64,6 +64,19 @@ class Segment:
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Address(path, len(self.bytes), os.fstat(self._fd).st_ino)
 
+    def reserve(self, start: int, stop: int) -> None:
+        """Gives a part its pages at once, which is faster than one at a time as they are met.
+
+        Raises ``OSError`` where there is no room: to meet a page that cannot be had ends a process.
+        """
+        if start == stop:
+            return
+        os.posix_fallocate(self._fd, start, stop - start)
+        place = self.bytes[start:stop].ctypes.data
+        first = place // mmap.PAGESIZE * mmap.PAGESIZE
+        # Older kernels refuse; pages are then mapped as they are met.
+        _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
+
     def close(self) -> None:
         """Lets go of it; the memory is freed when no array views it any more."""
         if self._fd >= 0:
@@ -82,13 +95,6 @@ def map_segment(address: Address) -> NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(fd)
-
-
-def populate(memory: NDArray[np.uint8]) -> None:
-    """Gives mapped memory its pages at once, which is faster than one at a time as they are met."""
-    start = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    nbytes = memory.ctypes.data + len(memory) - start
-    _madvise(start, nbytes, _MADV_POPULATE_WRITE)  # older kernels refuse: pages come as met
 
 
 _MADV_POPULATE_WRITE = 23

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,10 @@ class Shelf:
         return (self.memory if in_memory else self.disk)[place : place + self.slot_nbytes]
 
 
+_own_shelves: weakref.WeakSet[OwnShelf] = weakref.WeakSet()
+"""Of all loaders of this process, which share the memory of the node."""
+
+
 class OwnShelf:
     """This rank's slots: as many as memory and disk allow, of the ``num_owned`` that it wants."""
 
@@ -67,7 +72,8 @@ class OwnShelf:
         spill_dir: Path | None,
     ) -> None:
         if memory_budget is None:
-            memory_budget = int(free_memory() * MEMORY_SHARE / num_local)
+            promised = sum(shelf.promised_nbytes for shelf in _own_shelves)
+            memory_budget = max(0, int(free_memory() * MEMORY_SHARE / num_local) - promised)
         num_memory = min(num_owned, memory_budget // max(1, slot_nbytes))
         num_disk = _num_on_disk(num_owned - num_memory, slot_nbytes, num_local, spill_dir)
         self._memory = Segment(num_memory * slot_nbytes)
@@ -83,12 +89,30 @@ class OwnShelf:
             memory=self._memory.address,
             disk=self._disk.address,
         )
+        self.promised_nbytes = num_memory * slot_nbytes
+        """Of slots in memory that have no pages yet."""
+        _own_shelves.add(self)
 
     def as_shelf(self) -> Shelf:
         segments = (self._flags, self._memory, self._disk)
         return Shelf(self.holding.slot_nbytes, *(segment.bytes for segment in segments))
 
+    def reserve(self, number: int) -> None:
+        """Makes sure that a slot can be written to."""
+        num_memory, size = self.holding.num_memory, self.holding.slot_nbytes
+        if number >= num_memory:  # on disk, reserved from the start
+            return
+        try:
+            self._memory.reserve(number * size, (number + 1) * size)
+            self.promised_nbytes -= size
+        except OSError as error:
+            raise ConfigError(
+                f"there is no memory for sample {number + 1} of {num_memory} that were to be kept, "
+                f"{size} bytes each ({error.strerror}): give the loader a smaller memory_budget"
+            ) from error
+
     def close(self) -> None:
+        _own_shelves.discard(self)
         for segment in (self._flags, self._memory, self._disk):
             segment.close()
 

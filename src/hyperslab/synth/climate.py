@@ -49,7 +49,7 @@ class Climate:
         return f"climate_{index:06d}.h5"
 
     def file_nbytes(self, index: int) -> int:
-        return (4 * len(CHANNELS) + 1) * self.shape[0] * self.shape[1] + 2**13
+        return (4 * len(CHANNELS) + 1) * self.shape[0] * self.shape[1] + 2**14
 
     def settings(self, index: int) -> Settings:
         size = "x".join(map(str, self.shape))

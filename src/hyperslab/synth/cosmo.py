@@ -58,7 +58,7 @@ class Universes:
         return f"cosmo_{index:06d}.h5"
 
     def file_nbytes(self, index: int) -> int:
-        return 2 * self.size**3 * len(REDSHIFTS) + 2**13
+        return 2 * self.size**3 * len(REDSHIFTS) + 2**14
 
     def settings(self, index: int) -> Settings:
         return {

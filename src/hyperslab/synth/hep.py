@@ -56,7 +56,7 @@ class Collisions:
         return min(self.per_file, self.count - index * self.per_file)
 
     def file_nbytes(self, index: int) -> int:
-        return self.num_images(index) * (12 * self.shape[0] * self.shape[1] + 16) + 2**13
+        return self.num_images(index) * (12 * self.shape[0] * self.shape[1] + 16) + 2**14
 
     def settings(self, index: int) -> Settings:
         return {

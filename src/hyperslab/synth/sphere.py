@@ -66,6 +66,11 @@ class Grid:
         first, last = np.clip(np.floor(bounds), 0, self.height - 1).astype(int)
         return slice(int(first), int(last) + 1)
 
+    def columns_between(self, west: float, east: float) -> NDArray[np.int64]:
+        """Of those from one longitude to another, all around if these are that far apart."""
+        first, last = (int(np.floor(end / (2 * np.pi) * self.width)) for end in (west, east))
+        return np.arange(first, min(last + 1, first + self.width)) % self.width
+
     def slopes(self, field: Array) -> tuple[Array, Array]:
         """Derivatives to the east and to the north, per metre."""
         to_north = np.gradient(field, np.pi * RADIUS / self.height, axis=0)
@@ -91,14 +96,21 @@ def random_field(grid: Grid, peak: float, fall: float, rng: np.random.Generator)
     power[0] = 0
     power *= 4 * np.pi / ((2 * degree + 1) * power).sum()
     noise = rng.standard_normal((2, MOST_WAVES + 1, MOST_WAVES + 1))
-    waves = np.zeros((grid.height, MOST_WAVES + 1), np.complex128)
+    waves = np.zeros((2, grid.height, MOST_WAVES + 1))
     for order, legendre in enumerate(_legendre(grid.height)):
-        real, imaginary = noise[:, order, order:] * np.sqrt(power[order:])
-        waves[:, order] = (real + (1j * imaginary if order else 0)) @ legendre
-    waves[:, 1:] *= np.sqrt(2)
-    angles = np.outer(degree, grid.longitude)
-    parts = np.hstack([waves.real, -waves.imag]).astype(np.float32)
-    return np.asarray(parts @ np.vstack([np.cos(angles), np.sin(angles)]).astype(np.float32))
+        # Not a product by BLAS: its threads would fight with the other processes.
+        amplitudes = noise[:, order, order:] * np.sqrt(power[order:])
+        waves[..., order] = np.einsum("cl,lh->ch", amplitudes, legendre)
+    return _around(waves[0] + 1j * waves[1], grid)
+
+
+def _around(waves: NDArray[np.complex128], grid: Grid) -> Array:
+    """The sum of waves around the Earth, in each row, at the longitudes of the columns."""
+    finer = -(-2 * waves.shape[1] // grid.width)
+    turned = waves * np.exp(1j * grid.longitude[0] * np.arange(waves.shape[1]))
+    turned[:, 1:] /= np.sqrt(2)
+    points = finer * grid.width
+    return np.asarray(np.fft.irfft(turned, points)[:, ::finer] * points, np.float32)
 
 
 @lru_cache(maxsize=4)

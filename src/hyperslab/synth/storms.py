@@ -33,7 +33,7 @@ class Place:
 
     rows: slice
     distance: Array
-    """In metres."""
+    """In metres, as if the storm were not drawn larger than it is."""
     east: Array
     """The direction of turning counterclockwise, as its part to the east."""
     north: Array
@@ -51,6 +51,8 @@ class Cyclone:
     """The radius of the strongest wind, in metres."""
     peak: float
     """Holland's B: how sharp that ring is."""
+    stretch: float = 1.0
+    """By how much it is drawn larger than it is, to be seen in large cells."""
 
     @classmethod
     def drawn(cls, cell: float, rng: np.random.Generator) -> Cyclone:
@@ -58,12 +60,14 @@ class Cyclone:
 
         It is not too small to be seen in cells of ``cell`` metres.
         """
+        core = rng.uniform(40e3, 70e3)
         return cls(
             latitude=float(np.radians(rng.uniform(9, 28)) * rng.choice([-1, 1])),
             longitude=rng.uniform(0, 2 * np.pi),
             drop=rng.uniform(2500, 6500),
-            core=max(rng.uniform(40e3, 70e3), 0.7 * cell),
+            core=core,
             peak=rng.uniform(1.3, 1.8),
+            stretch=max(1.0, 0.7 * cell / core),
         )
 
     @property
@@ -94,16 +98,16 @@ class Cyclone:
     @property
     def coverage(self) -> float:
         """The share of a grid's cells under its mask."""
-        return float(np.pi * self.reach**2 / np.cos(self.latitude) / ALL_CELLS)
+        return float(np.pi * (self.stretch * self.reach) ** 2 / np.cos(self.latitude) / ALL_CELLS)
 
     def place(self, grid: Grid) -> Place:
-        rows = grid.rows_near(self.latitude, 4 * self.reach)
+        rows = grid.rows_near(self.latitude, 4 * self.reach * self.stretch)
         up = grid.up[rows]
         centre = vectors(self.latitude, self.longitude).astype(np.float32)
         around = np.cross(centre, up)
         sine = np.linalg.norm(around, axis=-1)
         around /= np.maximum(sine, 1e-7)[..., None]
-        distance = RADIUS * np.arctan2(sine, up @ centre)
+        distance = RADIUS / self.stretch * np.arctan2(sine, np.einsum("hwc,c->hw", up, centre))
         parts = ((around * way[rows]).sum(-1) for way in (grid.east, grid.north))
         return Place(rows, distance, *parts)
 
@@ -138,20 +142,26 @@ class River:
         widths = 2 * self.width * np.sqrt(2 * np.log(np.maximum(self._along / EDGE, 1)))
         return float((widths * STEP / np.cos(self.axis[0])).sum() / ALL_CELLS)
 
-    def strength(self, grid: Grid) -> tuple[slice, Array, Array]:
-        """Its rows, its share of ``vapour`` in each cell of them, and the heading of its wind."""
-        latitude, longitude = self.axis.astype(np.float32)
+    def cells(self, grid: Grid) -> tuple[slice, NDArray[np.int64]]:
+        """Rows and columns around it."""
+        latitude, longitude = self.axis
+        reach = 4 * self.width
         middle, half = (latitude.max() + latitude.min()) / 2, np.ptp(latitude) / 2
-        rows = grid.rows_near(float(middle), float(half) * RADIUS + 4 * self.width)
+        rows = grid.rows_near(float(middle), float(half) * RADIUS + reach)
+        beside = reach / RADIUS / max(0.1, np.cos(np.abs(latitude).max() + reach / RADIUS))
+        return rows, grid.columns_between(longitude.min() - beside, longitude.max() + beside)
+
+    def strength(self, grid: Grid) -> tuple[Array, Array]:
+        """In ``cells``: its share of ``vapour``, and the heading of its wind."""
+        latitude, longitude = self.axis.astype(np.float32)
         points = vectors(latitude, longitude)
-        cosines = grid.up[rows] @ points.T
-        nearest = cosines.argmax(-1)
-        chord = np.linalg.norm(grid.up[rows] - points[nearest], axis=-1) * RADIUS
-        along = self._along
+        up = grid.up[self.cells(grid)]
+        nearest = np.einsum("hwc,pc->hwp", up, points).argmax(-1)
+        chord = np.linalg.norm(up - points[nearest], axis=-1) * RADIUS
         across = np.exp(-((chord / self.width) ** 2) / 2)
-        heading = np.arctan2(*np.gradient(self.axis, axis=1) * [[1], [np.cos(middle)]])
-        share = across * along[nearest]
-        return rows, share.astype(np.float32), heading[nearest].astype(np.float32)
+        to_north, to_east = np.gradient(self.axis, axis=1)
+        heading = np.arctan2(to_north, to_east * np.cos(latitude)).astype(np.float32)
+        return across * self._along[nearest], heading[nearest]
 
 
 def _axis(rng: np.random.Generator) -> NDArray[np.float64]:

@@ -117,14 +117,15 @@ def _add_cyclone(weather: Weather, cyclone: Cyclone, rng: np.random.Generator) -
 
 
 def _add_river(weather: Weather, river: River) -> None:
-    rows, share, heading = river.strength(weather.grid)
+    cells = river.cells(weather.grid)
+    share, heading = river.strength(weather.grid)
     fields = weather.fields
-    fields["TMQ"][rows] += river.vapour * share
-    fields["U850"][rows] += river.wind * share * np.cos(heading)
-    fields["V850"][rows] += river.wind * share * np.sin(heading)
-    fields["PRECT"][rows] += 1.2e-7 * share**2
-    fields["T500"][rows] += 1.5 * share
-    weather.mask[rows][share >= EDGE] = CLASSES[River]
+    fields["TMQ"][cells] += river.vapour * share
+    fields["U850"][cells] += river.wind * share * np.cos(heading)
+    fields["V850"][cells] += river.wind * share * np.sin(heading)
+    fields["PRECT"][cells] += 1.2e-7 * share**2
+    fields["T500"][cells] += 1.5 * share
+    weather.mask[cells] = np.where(share >= EDGE, CLASSES[River], weather.mask[cells])
 
 
 def _finished(weather: Weather, rng: np.random.Generator) -> dict[str, Array]:

@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 
 FORMATS = {
     "hdf5": "hyperslab.testing.fuzz_hdf5:specimens",
+    "nifti": "hyperslab.testing.fuzz_nifti:specimens",
+    "npy": "hyperslab.testing.fuzz_npy:specimens",
+    "tfrecord": "hyperslab.testing.fuzz_tfrecord:specimens",
+    "zarr": "hyperslab.testing.fuzz_zarr:specimens",
 }
 """Where the specimens of a format are made; add yours."""
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyperslab.errors import FormatError
 from hyperslab.io.dataset import Dataset
@@ -77,31 +77,47 @@ def describe(dataset: Dataset) -> DataInfo:
     )
 
 
-def list_arrays(path: Path, format: str | None = None) -> dict[str, str]:
-    """Every array of a file, with its dtype and shape in words, or why it cannot be read."""
+class Listed(NamedTuple):
+    """An array of a file of which nothing more is known."""
+
+    words: str
+    """Its dtype and shape, or why it cannot be read."""
+    shape: Shape = ()
+
+
+def list_arrays(path: Path, format: str | None = None) -> dict[str, Listed]:
+    """Every array of a file."""
     cls = find_format(path, format)
     found = {}
     for name in cls.names(path):
         try:
             (reader,) = cls.open(path, [name])
-            found[name] = f"{reader.dtype} {shown_shape(reader.shape)}"
+            words = f"{reader.dtype} {shown_shape(reader.shape)}"
+            found[name] = Listed(words, reader.shape)
         except FormatError as error:
-            found[name] = f"cannot be read: {error}"
+            found[name] = Listed(f"not read: {str(error).removeprefix(f'{path} has ')}")
     return found
 
 
-def fitting_presets(names: Mapping[str, str]) -> list[str]:
-    """The presets whose arrays are all among ``names``."""
-    return [name for name, preset in PRESETS.items() if _arrays_of(preset) <= set(names)]
+def fitting_presets(arrays: Mapping[str, Listed]) -> list[str]:
+    """The presets whose arrays are all there, with as many dims, and fewest in that of channels."""
+    return [name for name, preset in PRESETS.items() if _fits(preset, arrays)]
+
+
+def _fits(preset: Mapping[str, Any], arrays: Mapping[str, Listed]) -> bool:
+    target = preset.get("target", ())
+    names = {preset["sample"], *([target] if isinstance(target, str) else target)}
+    if not names <= set(arrays):
+        return False
+    shape, axes = arrays[preset["sample"]].shape, preset["axes"]
+    if len(shape) != len(axes):
+        return False
+    extents = dict(zip(axes, shape, strict=True))
+    return all(extents["C"] <= extents[axis] for axis in extents if axis != "N")
 
 
 def shown_shape(shape: Shape) -> str:
     return "x".join(map(str, shape)) or "scalar"
-
-
-def _arrays_of(preset: Mapping[str, Any]) -> set[str]:
-    target = preset.get("target", ())
-    return {preset["sample"], *([target] if isinstance(target, str) else target)}
 
 
 def _describe_array(dataset: Dataset, spec: ArraySpec) -> ArrayInfo:

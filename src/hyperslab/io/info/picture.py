@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.info.values import looks_like_counts, place_of_slice, read_slice
+from hyperslab.io.info.values import has_long_tail, place_of_slice, read_slice
 from hyperslab.io.partial import explained_writing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 MAX_CHANNELS = 4
@@ -27,6 +28,7 @@ class Panel(NamedTuple):
 
     title: str
     values: NDArray[Any]
+    has_long_tail: bool
     is_target: bool
 
 
@@ -38,7 +40,9 @@ def draw_slice(dataset: Dataset, path: Path, index: int = 0) -> None:
         raise ConfigError(f"samples of shape {dataset.shape} have no values to draw")
     height, width = panels[0].values.shape
     aspect = min(4.0, max(0.25, height / max(1, width)))
-    figure: Figure = figure_type(figsize=(4 * len(panels), 4 * aspect + 0.9), layout="constrained")
+    figure: Figure = figure_type(
+        figsize=(4 * len(panels), 3.3 * aspect + 0.8), layout="constrained"
+    )
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(figure, axes, panel)
     shape = "x".join(map(str, dataset.shape))
@@ -68,30 +72,37 @@ def _panels(dataset: Dataset, index: int) -> list[Panel]:
             channels = read_slice(dataset, spec, index)
             names = [f"{spec.name}, channel {i}" for i in range(len(channels))]
             titles = names if len(channels) > 1 else [spec.name]
-            is_target = spec.name != dataset.spec.name
+            is_target, is_log = spec.name != dataset.spec.name, has_long_tail(channels)
             shown = zip(titles[:MAX_CHANNELS], channels, strict=False)
-            panels += [Panel(title, values, is_target) for title, values in shown]
+            panels += [Panel(title, values, is_log, is_target) for title, values in shown]
     return panels
 
 
 def _draw(figure: Figure, axes: Axes, panel: Panel) -> None:
-    values = panel.values
-    if panel.is_target and _looks_like_labels(values):
-        num = int(values.max()) + 1
+    bar: dict[str, Any] = {"ax": axes, "fraction": 0.046, "pad": 0.03}
+    if panel.is_target and _looks_like_labels(panel.values):
+        num = int(panel.values.max()) + 1
         image = axes.imshow(
-            values, cmap="tab20", vmin=-0.5, vmax=MAX_LABELS - 0.5, interpolation="nearest"
+            panel.values, cmap="tab20", vmin=-0.5, vmax=MAX_LABELS - 0.5, interpolation="nearest"
         )
-        bar = figure.colorbar(image, ax=axes, shrink=0.8, ticks=range(num), label="class")
-        bar.ax.set_ylim(-0.5, num - 0.5)
-    elif looks_like_counts(values):
-        # Zero is a count too, and has no logarithm.
-        image = axes.imshow(np.log10(values + 1.0), cmap="magma")
-        figure.colorbar(image, ax=axes, shrink=0.8, label="log10(1 + count)")
+        scale = figure.colorbar(image, ticks=range(num), label="class", **bar)
+        scale.ax.set_ylim(-0.5, num - 0.5)
+    elif panel.has_long_tail and panel.values.max() > 0:
+        image = axes.imshow(panel.values, cmap="magma", norm=_log_norm(panel.values))
+        figure.colorbar(image, label="log scale", **bar)
     else:
-        image = axes.imshow(values.astype(np.float64), cmap="viridis")
-        figure.colorbar(image, ax=axes, shrink=0.8)
+        image = axes.imshow(panel.values.astype(np.float64), cmap="viridis")
+        figure.colorbar(image, **bar)
     axes.set_title(panel.title, fontsize="small")
     axes.tick_params(labelsize="x-small")
+
+
+def _log_norm(values: NDArray[Any]) -> Normalize:
+    """Logarithmic, but from 0, which has no logarithm, to the typical value."""
+    from matplotlib.colors import SymLogNorm
+
+    typical = 1.0 if values.dtype.kind in "iu" else float(values[values > 0].mean()) / 10
+    return SymLogNorm(linthresh=typical, vmin=0, vmax=float(values.max()))
 
 
 def _looks_like_labels(values: NDArray[Any]) -> bool:

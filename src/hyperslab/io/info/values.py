@@ -14,9 +14,9 @@ from hyperslab.layout import Box, Span
 
 MAX_EXTENT = 4096
 """Of a slice: more is neither needed for its statistics, nor can it be seen in a picture."""
-NUM_BINS = 32
-COUNTS_MAX = 20
-"""Whole numbers from 0 to beyond this are taken for counts, and looked at by their logarithm."""
+NUM_BINS = 24
+LONG_TAIL = 20
+"""Values from 0 to so many times their mean are looked at by their logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class ChannelInfo:
     """The fraction of values that are 0."""
     not_finite: float
     """The fraction that is NaN or infinite."""
+    histogram: tuple[int, ...]
+    """How many values lie in each of ``NUM_BINS`` bins of equal width, from least to most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,22 +41,19 @@ class SliceInfo:
 
     place: str
     """Where it was taken, in words."""
-    channels: tuple[ChannelInfo, ...]
-    histogram: tuple[int, ...]
-    """How many values of all channels lie in each of ``NUM_BINS`` bins of equal width."""
     is_log: bool
-    """Whether the bins are of log(1 + value)."""
+    """Whether histograms are of log(1 + value)."""
+    channels: tuple[ChannelInfo, ...]
 
 
 def describe_slice(dataset: Dataset, index: int = 0) -> SliceInfo:
     """Statistics of the middle slice of a sample."""
     values = read_slice(dataset, dataset.spec, index)
-    is_log = looks_like_counts(values)
+    is_log = has_long_tail(values)
     return SliceInfo(
         place=f"sample {index}, {place_of_slice(dataset.spec)}",
-        channels=tuple(_describe_channel(channel) for channel in values),
-        histogram=_histogram(values, is_log),
         is_log=is_log,
+        channels=tuple(_describe_channel(channel, is_log) for channel in values),
     )
 
 
@@ -94,24 +93,24 @@ def place_of_slice(spec: ArraySpec) -> str:
     return ", ".join(parts) or "all of it"
 
 
-def looks_like_counts(values: NDArray[Any]) -> bool:
-    return bool(
-        values.size
-        and values.dtype.kind in "iu"
-        and values.min() >= 0
-        and values.max() > COUNTS_MAX
-    )
-
-
-def _describe_channel(values: NDArray[Any]) -> ChannelInfo:
+def has_long_tail(values: NDArray[Any]) -> bool:
+    """Whether there are few large values among many small ones, and none below 0, as of counts."""
     finite = _finite(values)
+    if not finite.size or finite.min() < 0:
+        return False
+    return bool(finite.max() > LONG_TAIL * finite.mean(dtype=np.float64))
+
+
+def _describe_channel(values: NDArray[Any], is_log: bool) -> ChannelInfo:
+    finite = _finite(values).astype(np.float64)
     return ChannelInfo(
         minimum=float(finite.min()) if finite.size else None,
         maximum=float(finite.max()) if finite.size else None,
-        mean=float(finite.mean(dtype=np.float64)) if finite.size else None,
-        std=float(finite.std(dtype=np.float64)) if finite.size else None,
+        mean=float(finite.mean()) if finite.size else None,
+        std=float(finite.std()) if finite.size else None,
         zeros=float((values == 0).mean()) if values.size else 0.0,
         not_finite=1 - finite.size / values.size if values.size else 0.0,
+        histogram=_histogram(np.log1p(finite) if is_log else finite),
     )
 
 
@@ -120,9 +119,8 @@ def _finite(values: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _histogram(values: NDArray[Any], is_log: bool) -> tuple[int, ...]:
-    finite = _finite(values).astype(np.float64)
-    if not finite.size:
+def _histogram(values: NDArray[np.float64]) -> tuple[int, ...]:
+    if not values.size or not np.isfinite(np.ptp(values)):
         return ()
-    counts, _ = np.histogram(np.log1p(finite) if is_log else finite, NUM_BINS)
+    counts, _ = np.histogram(values, NUM_BINS)
     return tuple(int(count) for count in counts)

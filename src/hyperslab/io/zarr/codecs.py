@@ -127,16 +127,15 @@ def _check_claim(nbytes: int, limit: int) -> None:
 def _bounded(begin: Callable[[], Any], data: Buffer, limit: int) -> Buffer:
     """All streams in ``data``, one after another, undone by the decompressors that begin gives."""
     found: list[bytes] = []
-    rest = bytes(data)
-    while rest.strip(b"\0") or not found:
-        stream = begin()
-        left = limit - sum(map(len, found))
+    rest = data
+    while len(rest) or not found:
+        stream, left = begin(), limit - sum(map(len, found))
         found.append(stream.decompress(rest, left + 1))
         if len(found[-1]) > left:
             raise FormatError(f"damaged: it holds more than {limit} bytes")
         if not stream.eof:
             raise FormatError("damaged: its compressed data breaks off")
-        rest = stream.unused_data
+        rest = stream.unused_data.lstrip(b"\0")
     return found[0] if len(found) == 1 else b"".join(found)
 
 

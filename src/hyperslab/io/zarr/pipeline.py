@@ -42,7 +42,7 @@ class Pipeline:
     @property
     def is_plain(self) -> bool:
         """Whether chunks are stored just as they are."""
-        return not self.steps and self.order == tuple(range(len(self.chunk_shape)))
+        return not self.steps and self._is_in_order
 
     @property
     def nbytes(self) -> int:
