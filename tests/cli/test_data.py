@@ -122,7 +122,7 @@ def test_stage_copies_the_box_of_some_ranks(cosmo):
 
 def test_ctrl_c_leaves_no_temporary_file(tmp_path):
     for number in range(4):
-        np.save(tmp_path / f"{number}.npy", np.random.default_rng(0).random((4, 50, 100, 100)))
+        np.save(tmp_path / f"{number}.npy", np.random.default_rng(0).random((2, 50, 100, 100)))
     paths = [str(tmp_path / f"{number}.npy") for number in range(4)]
     out = tmp_path / "out"
     command = [sys.executable, "-m", "hyperslab", "data", "repack", *paths, str(out)]

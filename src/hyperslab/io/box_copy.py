@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import mmap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, islice, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -19,20 +19,23 @@ from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.read_ahead import Range, RangeReader
 from hyperslab.io.threads import for_each, num_threads
 
+T = TypeVar("T")
+
 DIRECT_NBYTES = 16 << 10
 """Runs at least this long are read straight into place: a call costs as much as 16 KiB copied."""
 GAP_NBYTES = 16 << 10
 """Gaps up to this long are read too, rather than with another call."""
 SCRATCH_NBYTES = 1 << 20
 """Read at a time where runs are shorter; stays in the cache of a core until it is copied out."""
-PIECE_NBYTES = 8 << 20
-"""Longer runs are read in pieces of this size, so that the disk can be told of the next."""
+PIECE_NBYTES = 2 << 20
+"""Longer runs are read in pieces of this size, by several threads."""
 SLOW_COPY = range(1, 32)
 """How many bytes further into its page than the file's a buffer begins where the kernel's copy is
 2 to 5 times slower."""
-MAX_SPARSE_LANES = 2
-"""Threads that work on a box of short stretches far apart: with more, they spend their time waiting
-for Python's lock after each."""
+SHORT_NBYTES = 256 << 10
+"""Threads whose reads are shorter than this spend their time waiting for Python's lock."""
+MAX_LANES = 8
+"""Threads that read one box: more are not faster than memory."""
 
 
 class Dim(NamedTuple):
@@ -97,8 +100,7 @@ class BoxCopy:
 
     def run(self, reader: RangeReader) -> None:
         if self.is_direct:
-            for offset, buffer in self._pieces():
-                reader.fill(buffer, offset)
+            self._run_direct(reader)
         else:
             self._run_by_scratch(reader)
 
@@ -113,6 +115,15 @@ class BoxCopy:
         """``out``, with ``dims`` for its dims."""
         sizes, strides = [dim.size for dim in self.dims], [dim.in_out for dim in self.dims]
         return as_strided(self.out, sizes, strides)
+
+    def _run_direct(self, reader: RangeReader) -> None:
+        def read_lane(lane: Iterable[tuple[int, memoryview]]) -> None:
+            for offset, buffer in lane:
+                reader.fill(buffer, offset)
+
+        is_short = self.dims[-1].size * self.dtype.itemsize < SHORT_NBYTES
+        most = 1 if is_short else self.out.nbytes // PIECE_NBYTES
+        for_each(read_lane, _lanes(self._pieces, most))
 
     def _pieces(self) -> Iterator[tuple[int, memoryview]]:
         """Places in the file, and the memory of ``out`` that is to be filled from there."""
@@ -140,9 +151,7 @@ class BoxCopy:
                 target = self._target[index]
                 np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
 
-        num = min(MAX_SPARSE_LANES if blocks.is_sparse else num_threads(), blocks.total)
-        lanes = [islice(blocks.walk(self.offset), lane, None, num) for lane in range(num)]
-        for_each(read_lane, lanes)
+        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), blocks.max_lanes))
 
 
 _Block = tuple[tuple[int | slice, ...], list[Range]]
@@ -182,8 +191,10 @@ class _Blocks:
         return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
 
     @property
-    def total(self) -> int:
-        return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
+    def max_lanes(self) -> int:
+        """As many as there are blocks, or two if they are read with many short calls."""
+        total = math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
+        return min(2, total) if self.is_sparse and self.cover < SHORT_NBYTES else total
 
     def walk(self, offset: int) -> Iterator[_Block]:
         step = self.cut.in_file
@@ -202,6 +213,12 @@ def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], i
     indices = product(*(range(dim.size) for dim in dims))
     steps = product(*(range(0, dim.size * dim.in_file, dim.in_file) for dim in dims))
     return ((index, offset + sum(step)) for index, step in zip(indices, steps, strict=True))
+
+
+def _lanes(walk: Callable[[], Iterator[T]], most: int) -> list[Iterator[T]]:
+    """What ``walk`` gives, dealt out to threads in turn: to ``most`` of them at most."""
+    num = max(1, min(most, MAX_LANES, num_threads()))
+    return [islice(walk(), lane, None, num) for lane in range(num)]
 
 
 _thread = threading.local()

@@ -31,8 +31,8 @@ class NotAnExample(ValueError):  # noqa: N818 - what it says about a record
 class ByteStream(Protocol):
     """Bytes that are passed through from first to last."""
 
-    position: int
-
+    @property
+    def position(self) -> int: ...
     def read(self, nbytes: int) -> bytes: ...
     def skip(self, nbytes: int) -> None: ...
 

@@ -97,7 +97,10 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz"),
         "hyperslab.io.nifti:Nifti",
     ),
-    "tfrecord": ((".tfrecord", ".tfrecords"), "hyperslab.io.tfrecord:TFRecord"),
+    "tfrecord": (
+        (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz"),
+        "hyperslab.io.tfrecord:TFRecord",
+    ),
 }
 """Suffixes, and where the class is: imported when a file of the format is opened."""
 

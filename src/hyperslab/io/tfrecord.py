@@ -43,7 +43,7 @@ class TFRecord(Format):
             whole record once, where a box may be a small part of it.
     """
 
-    suffixes = (".tfrecord", ".tfrecords")
+    suffixes = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz")
 
     @classmethod
     def names(cls, path: Path, *, verify: bool = True, **_: Any) -> Sequence[str]:
@@ -89,12 +89,12 @@ class RecordArray(ArrayReader):
         self.axes = f"N{letters}" if letters and stacked else letters
 
     def storage(self) -> Storage:
-        return Storage(
-            kind="records",
-            nbytes=self._file.file.size,
-            compression="gzip" if self._file.is_gzip else None,
-            note="the size is that of the whole file, with all its features",
-        )
+        size = self._file.file.size
+        if self._file.is_gzip:
+            note = "gzip around the whole file, whose size this is, with all its features"
+            return Storage(kind="records", nbytes=size, compression="gzip", note=note)
+        nbytes = math.prod(self.shape) * self.dtype.itemsize  # ints are stored in fewer
+        return Storage(kind="records", nbytes=min(size, nbytes))
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
         if not self._stacked:

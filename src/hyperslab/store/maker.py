@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -67,7 +68,7 @@ class BatchMaker:
         if self._store:
             fill = self._store.fill
             fills = [self._crew.submit(fill, i) for i in self._store.to_fill(batch.indices)]
-        indices = self._taken(batch, self._placement.rank)
+        indices = self._taken(batch)
         arrays = {name: self._buffer(name, len(indices)) for name in self._placement.arrays}
         wishes, takes = [], []
         for row, index in enumerate(indices):
@@ -85,9 +86,11 @@ class BatchMaker:
             fill.result()
         faults = {}
         if self._store:
-            self._store.swap(reading.wishes, lambda rank: self._all_wishes(reading.batch, rank))
-            faults = self._store.faults(reading.batch.indices)
-        indices = self._taken(reading.batch, self._placement.rank)
+            batch = reading.batch
+            wishes_of = partial(self._wishes, batch)
+            self._store.swap(batch.indices, reading.wishes, wishes_of)
+            faults = self._store.faults(batch.indices)
+        indices = self._taken(reading.batch)
         for index, take in zip(indices, reading.takes, strict=True):
             try:
                 take.result()
@@ -107,13 +110,10 @@ class BatchMaker:
         skipped = {index: faults[index] for index in batch.indices if index in faults}
         return LocalBatch(batch, arrays, tuple(map(len, good)), skipped)
 
-    def _taken(self, batch: Batch, rank: int) -> Sequence[int]:
-        span = self._placement.spans(len(batch.indices))[self._placement.share_of(rank)]
+    def _taken(self, batch: Batch) -> Sequence[int]:
+        """The samples that come to this rank."""
+        span = self._placement.spans(len(batch.indices))[self._placement.share]
         return batch.indices[span.start : span.stop]
-
-    def _all_wishes(self, batch: Batch, rank: int) -> list[Wish]:
-        indices = self._taken(batch, rank)
-        return [wish for index in indices for wish in self._wishes(batch, index, rank)]
 
     def _wishes(self, batch: Batch, index: int, rank: int) -> list[Wish]:
         """What ``rank`` takes of a sample: the pre-images of its boxes."""

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Wish:
 
 Filled = tuple[Wish, NDArray[Any]]
 """A wish, and the array that it is to fill."""
+WishesOf = Callable[[int, int], Sequence[Wish]]
+"""What a rank takes of a sample, by the sample's index and the rank."""
 Awaited = tuple[Wish, int, Box, NDArray[Any]]
 """A wish, who keeps a part of it, that part, and the array that it is to fill."""
 
@@ -125,31 +127,31 @@ class MemoryStore:
 
     def take(self, wish: Wish, out: NDArray[Any]) -> None:
         """Fills ``out`` with what this rank can see of a box; ``swap`` brings the rest."""
-        for holder, part in self._holders(wish, self._placement):
+        for holder, part in self._holders(wish, self._placement.rank):
             view = out[part.slices_in(wish.box)]
             if self._slot(wish.index, holder) is None:
                 self._dataset.read(wish.index, part, out=view, array=wish.array)
             elif holder in self._shelves and self._wait(wish.index, holder) == READY:
                 np.copyto(view, self._part(wish, holder, part))
 
-    def swap(self, mine: Sequence[Filled], wishes_of: Callable[[int], Sequence[Wish]]) -> None:
+    def swap(self, indices: Sequence[int], mine: Sequence[Filled], wishes_of: WishesOf) -> None:
         """Brings the parts of ``mine`` that lie out of sight, and sends what others wish for.
 
-        ``wishes_of`` tells what another rank takes of the same batch. Called when this rank has
-        filled all that it keeps of the batch.
+        ``indices`` are those of the whole batch; ``wishes_of`` tells what a rank takes of a sample.
+        Called when this rank has filled all that it keeps of the batch.
         """
         if all(len(seen) == len(self._seen_by) for seen in self._seen_by):
             return
         awaited = [
             (wish, holder, part, out[part.slices_in(wish.box)])
             for wish, out in mine
-            for holder, part in self._holders(wish, self._placement)
+            for holder, part in self._holders(wish, self._placement.rank)
             if holder not in self._shelves and self._slot(wish.index, holder) is not None
         ]
         if self._window:
             self._get(self._window, awaited)
         else:
-            self._receive(awaited, self._sends(wishes_of))
+            self._receive(awaited, self._sends(indices, wishes_of))
 
     def _receive(
         self, awaited: Sequence[Awaited], sends: Sequence[tuple[int, NDArray[Any]]]
@@ -171,21 +173,31 @@ class MemoryStore:
             array = self._arrays_in(slots[wish.index, holder], holder)[wish.array]
             np.copyto(out, array[part.slices_in(self._placement.box(wish.array, holder))])
 
-    def _sends(self, wishes_of: Callable[[int], Sequence[Wish]]) -> list[tuple[int, NDArray[Any]]]:
-        """What ranks that cannot see this one wish for and it keeps."""
-        rank = self._placement.rank
-        blind = [other for other, seen in enumerate(self._seen_by) if rank not in seen]
+    def _sends(self, indices: Sequence[int], wishes_of: WishesOf) -> list[tuple[int, NDArray[Any]]]:
+        """What ranks that cannot see this one wish for and it keeps, in the order of the batch."""
+        placement, rank = self._placement, self._placement.rank
+        kept = [
+            (taker, index)
+            for span, takers in zip(
+                placement.spans(len(indices)), placement.ranks_by_share, strict=True
+            )
+            for index in indices[span.start : span.stop]
+            if self._owners.shares[index] == placement.share and self._slot(index, rank) is not None
+            for taker in takers
+            if rank not in self._seen_by[taker]
+        ]
         return [
-            (other, np.ascontiguousarray(self._part(wish, rank, part)))
-            for other in blind
-            for wish in wishes_of(other)
-            for holder, part in self._holders(wish, replace(self._placement, rank=other))
-            if holder == rank and self._slot(wish.index, rank) is not None
+            (taker, np.ascontiguousarray(self._part(wish, rank, part)))
+            for taker, index in kept
+            for wish in wishes_of(index, taker)
+            for holder, part in self._holders(wish, taker)
+            if holder == rank
         ]
 
-    def _holders(self, wish: Wish, placement: Placement) -> list[tuple[int, Box]]:
-        """Who keeps the parts of a box that the rank of ``placement`` wishes for."""
-        return placement.holders(wish.array, int(self._owners.shares[wish.index]), wish.box)
+    def _holders(self, wish: Wish, taker: int) -> list[tuple[int, Box]]:
+        """Who keeps the parts of a box that ``taker`` wishes for."""
+        share = int(self._owners.shares[wish.index])
+        return self._placement.holders(wish.array, share, wish.box, taker)
 
     def _slot(self, index: int, rank: int) -> int | None:
         """The slot of a sample on the rank that keeps it, or None where it stays in the files."""

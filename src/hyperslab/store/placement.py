@@ -79,22 +79,27 @@ class Placement:
         split = Split("sample", cuts) if self.num_shares > 1 else None
         return Layout((cuts.extent, *one.shape), (split, *one.splits))
 
-    def beside(self, share: int) -> int:
-        """The rank of ``share`` that holds the same boxes as this one."""
-        return self._group(share)[self._group(self.share).index(self.rank)]
+    @cached_property
+    def ranks_by_share(self) -> list[list[int]]:
+        """The ranks that take each share; those at the same place in two lists hold like boxes."""
+        shares: list[list[int]] = [[] for _ in range(self.num_shares)]
+        for rank in range(self.grid.num_ranks):
+            shares[self.share_of(rank)].append(rank)
+        return shares
 
-    def _group(self, share: int) -> list[int]:
-        return [rank for rank, at in enumerate(self.grid.coords) if at["sample"] == share]
+    def holders(self, array: str, share: int, box: Box, taker: int) -> list[tuple[int, Box]]:
+        """The ranks of ``share`` that hold ``box`` of an array together, and the part of each.
 
-    def holders(self, array: str, share: int, box: Box) -> list[tuple[int, Box]]:
-        """The ranks of ``share`` that hold ``box`` of an array together, and the part of each."""
-        beside = self.beside(share)
+        That is the one beside ``taker``, where it holds all of it.
+        """
+        ranks = self.ranks_by_share[share]
+        beside = ranks[self.ranks_by_share[self.share_of(taker)].index(taker)]
         if self.box(array, beside).contains(box):
             return [(beside, box)]
-        channel = self.grid.coords[self.rank]["channel"]
+        channel = self.grid.coords[taker]["channel"]
         parts = [
             (rank, self.box(array, rank) & box)
-            for rank in self._group(share)
+            for rank in ranks
             if self.grid.coords[rank]["channel"] == channel
         ]
         return [(rank, part) for rank, part in parts if part]

@@ -63,6 +63,9 @@ _own_shelves: weakref.WeakSet[OwnShelf] = weakref.WeakSet()
 class OwnShelf:
     """This rank's slots: as many as memory and disk allow, of the ``num_owned`` that it wants."""
 
+    promised_nbytes: int
+    """Of slots in memory that have no pages yet."""
+
     def __init__(
         self,
         num_owned: int,
@@ -90,7 +93,6 @@ class OwnShelf:
             disk=self._disk.address,
         )
         self.promised_nbytes = num_memory * slot_nbytes
-        """Of slots in memory that have no pages yet."""
         _own_shelves.add(self)
 
     def as_shelf(self) -> Shelf:

@@ -3,7 +3,7 @@
 from hyperslab.synth.climate import Climate as Climate
 from hyperslab.synth.cosmo import Universes as Universes
 from hyperslab.synth.hep import Collisions as Collisions
-from hyperslab.synth.produce import (
+from hyperslab.synth.production import (
     Production as Production,
     Recipe as Recipe,
     produce as produce,

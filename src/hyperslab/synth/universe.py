@@ -5,8 +5,8 @@ line, ``x = q + D(z) psi(q)``, where ``-div psi`` is a Gaussian random field wit
 spectrum, smoothed over ``SMOOTHING * D(z)``. It is exact to first order, so that large scales
 follow linear theory, and it makes the sheets, filaments and knots of the cosmic web.
 
-Why not second order (2LPT): it takes 14 Fourier transforms in place of 4, and in cells of 1 Mpc/h,
-where densities vary by more than their mean, it throws matter back into the voids. Why smoothed:
+Why not second order (2LPT): it takes seven more Fourier transforms, and in cells of 1 Mpc/h, where
+densities vary by more than their mean, it throws matter back into the voids. Why smoothed:
 without it, streams cross and run on, and more structure in the beginning (a larger sigma_8, a later
 time) would make cells *less* different in the end (Coles, Melott, Shandarin 1993, MNRAS 260, 765).
 """

@@ -55,11 +55,12 @@ def is_whole(path: Path, settings: Settings) -> bool:
     try:
         with h5py.File(path, "r") as file:
             text = file.attrs.get(MADE_WITH)
-    except OSError as error:
+    except (OSError, RuntimeError, KeyError) as error:  # as h5py reports damage
         raise FormatError(f"{path} exists and cannot be read ({error}): {_WAYS_OUT}") from error
-    if text is None:
-        raise ConfigError(f"{path} exists and was not made by this command: {_WAYS_OUT}")
-    was = json.loads(text)
+    try:
+        was = dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path} was not made by this command: {_WAYS_OUT}") from None
     if changed := sorted(name for name in {*was, *settings} if was.get(name) != settings.get(name)):
         there, asked = (
             ", ".join(f"{name}={made.get(name)}" for name in changed) for made in (was, settings)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, connection, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hyperslab.io.partial import WriteError, partials, remove_leftovers
 from hyperslab.io.repack.write import Done, Job, repack_file
 
 POLL_SECONDS = 0.2
+GRACE_SECONDS = 2.0
 
 
 def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done]:
@@ -37,15 +39,27 @@ def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done
         min(num_processes, len(jobs)), context, initializer=_begin, initargs=(counter,)
     )
     try:
-        return _collect([pool.submit(_run, job) for job in jobs], counter, meter)
-    except BrokenProcessPool as error:
-        raise WriteError(_obituary(jobs)) from error
-    finally:
-        for child in active_children():
-            if child not in before:
-                child.terminate()
+        done = _collect([pool.submit(_run, job) for job in jobs], counter, meter)
+    except BaseException as error:  # also by Ctrl-C
+        dead = _obituary(jobs) if isinstance(error, BrokenProcessPool) else None
+        _end([child for child in active_children() if child not in before])
         pool.shutdown(cancel_futures=True)
         remove_leftovers(_folders(jobs))
+        if dead:
+            raise WriteError(dead) from error
+        raise
+    pool.shutdown()
+    return done
+
+
+def _end(children: Sequence[BaseProcess]) -> None:
+    for child in children:
+        child.terminate()
+    until = time.monotonic() + GRACE_SECONDS
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+        if child.exitcode is None:  # deep in the HDF5 library, which hears no signals
+            child.kill()
 
 
 def _obituary(jobs: Sequence[Job]) -> str:
@@ -76,7 +90,11 @@ def _collect(futures: list[Future[Done]], counter: Synchronized[int], meter: Met
     return [future.result() for future in futures]
 
 
+# In the processes
+
+
 _counter: Any = None
+_is_busy = False
 
 
 def _begin(counter: Synchronized[int]) -> None:
@@ -84,7 +102,7 @@ def _begin(counter: Synchronized[int]) -> None:
     global _counter
     _counter = counter
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _leave)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -93,10 +111,26 @@ def _end_with_parent() -> None:
     assert parent is not None
     connection.wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)
+
+
+def _leave(*_: object) -> None:
+    """Ends this process; a half-written file is removed first."""
+    if _is_busy:
+        raise SystemExit
+    os._exit(1)
 
 
 def _run(job: Job) -> Done:
-    return repack_file(job, _advance)
+    global _is_busy
+    _is_busy = True
+    try:
+        return repack_file(job, _advance)
+    except SystemExit:  # the pool would take it for the result, and go on
+        os._exit(1)
+    finally:
+        _is_busy = False
 
 
 def _advance(nbytes: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.synth import Climate, Collisions, Universes, produce
-from hyperslab.synth.produce import make_file
+from hyperslab.synth.production import make_file
 from hyperslab.synth.whole_file import remove_leftovers, whole_file
 
 UNIVERSES = Universes(size=8, count=4)
