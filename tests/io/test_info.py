@@ -127,8 +127,9 @@ def test_of_a_very_large_picture_the_middle_is_looked_at(tmp_path):
     assert box == Box.of((0, 1), (47952, 52048), (42952, 47048))
 
 
-def test_samples_without_values_are_described_and_not_drawn(tmp_path):
-    data = saved(tmp_path, np.zeros((1, 0, 4)))
+@pytest.mark.parametrize("shape", [(1, 0, 4), (2, 0, 4, 4), (2, 4, 4, 0)])
+def test_samples_without_values_are_described_and_not_drawn(tmp_path, shape):
+    data = saved(tmp_path, np.zeros(shape))
     assert describe_slice(data).channels[0].mean is None
     with pytest.raises(ConfigError, match="no values to draw"):
         draw_slice(data, tmp_path / "x.png")

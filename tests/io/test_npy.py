@@ -102,6 +102,17 @@ def test_impossible_shapes_are_refused(path, shape):
         Npy.open(path, ["data"])
 
 
+def test_what_follows_the_array_is_mentioned(path):
+    np.save(path, numbered((3, 4), "int16"))
+    (reader,) = Npy.open(path, ["data"])
+    assert reader.storage().note is None
+    with path.open("ab") as stream:
+        np.save(stream, numbered((3, 4), "int16"))
+    (reader,) = Npy.open(path, ["data"])
+    assert reader.storage().note == "152 bytes follow the array"
+    np.testing.assert_array_equal(read(reader), numbered((3, 4), "int16"))
+
+
 def test_many_samples_in_one_file(path):
     array = numbered((7, 6, 5, 2), ">i2")
     np.save(path, np.asfortranarray(array))

@@ -180,7 +180,7 @@ def test_large_samples_pass_through_memory_in_tiles(dataset, tmp_path, monkeypat
     check_equal(tmp_path / "out", data, sample="data")
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (1, 1, 1), (2, 0, 3)])
+@pytest.mark.parametrize("shape", [(0, 4, 4), (1, 1, 1), (2, 0, 3), (0, 1, 2, 2, 2)])
 def test_samples_with_few_values_or_none(tmp_path, shape):
     np.save(tmp_path / "x.npy", np.ones(shape))
     data = open_data(tmp_path / "x.npy")
@@ -303,6 +303,13 @@ def test_a_damaged_source_is_one_clear_error(dataset, tmp_path):
     with pytest.raises(FormatError, match=str(dataset.paths[1])):
         repack(dataset, tmp_path / "out")
     assert names(tmp_path / "out") == ["0.h5"]
+
+
+def test_a_file_of_another_shape_is_one_clear_error(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((2, 4, 4)))
+    np.save(tmp_path / "b.npy", np.zeros((2, 4, 5)))
+    with pytest.raises(FormatError, match=r"b.npy has samples of float64 \(2, 4, 5\)"):
+        repack(open_data(str(tmp_path / "*.npy")), tmp_path / "out")
 
 
 def test_wrong_arguments_are_refused(dataset, tmp_path):

@@ -262,9 +262,12 @@ def test_a_file_in_place_of_the_directory_is_one_clear_error(dataset, directory)
         stage(dataset, directory)
 
 
-def test_a_source_that_cannot_be_read_stops_or_is_skipped(dataset, directory):
-    open_data(dataset.paths, axes="NDHWC")
-    os.truncate(dataset.paths[1], 500)
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_source_that_cannot_be_read_stops_or_is_skipped(dataset, directory, damage):
+    if damage == "missing":
+        dataset.paths[1].unlink()
+    else:
+        os.truncate(dataset.paths[1], 500)
     with pytest.raises(FormatError, match=str(dataset.paths[1])):
         stage(dataset, directory, threads=1)
     report = stage(dataset, directory, skip_bad=True)
@@ -305,6 +308,27 @@ def test_targets_are_staged_with_their_samples(tmp_path, directory):
                 np.testing.assert_array_equal(found, data.read(index, box, array=name))
     # The array beside them is not needed: the file was not copied.
     assert all(path.suffix == ".npy" for path in data_files(directory))
+
+
+@pytest.mark.parametrize("pad", [0, 200_000])
+def test_data_in_other_files_is_staged_too(tmp_path, directory, pad):
+    h5py = pytest.importorskip("h5py")
+    array = np.random.default_rng(2).random((2, 30, 40))
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_dataset("x", data=array, chunks=(1, 30, 40), compression="gzip")
+    layout = h5py.VirtualLayout(array.shape, array.dtype)
+    layout[:] = h5py.VirtualSource("other.h5", "x", array.shape)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["linked"] = h5py.ExternalLink("other.h5", "/x")
+        file.create_virtual_dataset("virtual", layout)
+        file["pad"] = np.zeros(pad // 8)
+    for name in ("linked", "virtual"):
+        data = open_data(tmp_path / "a.h5", sample=name)
+        stage(data, directory)
+        staged = open_staged(data, directory)
+        (tmp_path / "other.h5").rename(tmp_path / "away.h5")
+        np.testing.assert_array_equal(staged.read(0), array)
+        (tmp_path / "away.h5").rename(tmp_path / "other.h5")
 
 
 def test_wrong_arguments_are_refused(dataset, directory):

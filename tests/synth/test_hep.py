@@ -4,8 +4,6 @@ import pytest
 
 from hyperslab.errors import ConfigError
 from hyperslab.synth import Collisions, produce
-from hyperslab.synth.calorimeter import image
-from hyperslab.synth.jets import Sprays
 
 
 @pytest.fixture(scope="module")
@@ -54,26 +52,6 @@ def test_the_classes_can_be_told_apart_but_not_by_energy_alone(files):
     assert ranked(energy.sum((1, 2)), label) < ranked(num_hot, label)
     cuts = read(files, "psr")
     assert cuts[label == 1].mean() > 3 * cuts[label == 0].mean()
-
-
-def test_energy_is_measured_well_and_wraps_around_phi():
-    rng = np.random.default_rng(0)
-    particles = Sprays(np.full(200, 100.0), np.zeros(200), np.full(200, np.pi))
-    pixels = image(particles, (64, 64), rng)
-    assert pixels[:2].sum() == pytest.approx(200 * 100, rel=0.02)
-    columns = pixels[:2].sum((0, 1))
-    assert columns[0] > 1000
-    assert columns[-1] > 1000
-    assert columns[8:-8].sum() == 0
-
-
-def test_tracks_are_those_of_charged_particles_near_the_middle():
-    rng = np.random.default_rng(0)
-    particles = Sprays(np.full(1000, 10.0), np.full(1000, 1.0), rng.uniform(-3, 3, 1000))
-    tracks = image(particles, (64, 64), rng)[2]
-    assert tracks.sum() == pytest.approx(1000 * 0.6 * 0.95, rel=0.1)
-    forward = particles._replace(eta=np.full(1000, 3.0))
-    assert image(forward, (64, 64), rng)[2].sum() == 0
 
 
 @pytest.mark.parametrize("setting", [{"shape": (0, 5)}, {"shape": (5000, 5)}, {"per_file": 0}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from rich.text import Text
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.info import DataInfo, MeshReads, SliceInfo, describe, describe_slice, mesh_reads
+from hyperslab.io.info import (
+    DataInfo,
+    MeshReads,
+    SliceInfo,
+    describe,
+    describe_slice,
+    draw_slice,
+    mesh_reads,
+)
 from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays, shown_shape
 from hyperslab.io.info.mesh_reads import RankReads, find_trouble
 from hyperslab.io.opening import find_files
@@ -62,20 +70,31 @@ def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_jso
             raise
         _print({n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays))
         return
-    found = describe(dataset)
     values = describe_slice(dataset, index)
     reads = mesh_reads(dataset, mesh, index) if mesh else None
     trouble = find_trouble(dataset, reads, index)
-    if png:
-        from hyperslab.io.info.picture import draw_slice
-
-        draw_slice(dataset, png, index)
-    remedy = _repack_command(source, dataset, mesh) if trouble else None
-    _print(
-        _to_dict(found, values, reads, trouble, remedy),
-        as_json,
-        *_report(found, values, reads, trouble, remedy, png),
+    found = Findings(
+        info=describe(dataset),
+        values=values,
+        reads=reads,
+        trouble=trouble,
+        remedy=_repack_command(source, dataset, mesh) if trouble else None,
     )
+    if png:
+        draw_slice(dataset, png, index)
+    _print(_to_dict(found), as_json, *_report(found, png))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """All that is told of a dataset."""
+
+    info: DataInfo
+    values: SliceInfo
+    reads: MeshReads | None
+    trouble: list[str]
+    remedy: str | None
+    """The command that mends the trouble."""
 
 
 def _print(content: object, as_json: bool, *parts: RenderableType) -> None:
@@ -123,22 +142,16 @@ def _listing(source: Source, arrays: dict[str, Listed]) -> list[RenderableType]:
 # The report
 
 
-def _report(
-    info: DataInfo,
-    values: SliceInfo,
-    reads: MeshReads | None,
-    trouble: list[str],
-    remedy: str | None,
-    png: Path | None,
-) -> list[RenderableType]:
-    parts = [_size_table(info), "", _array_table(info.arrays), "", *_value_table(values)]
-    if reads:
-        parts += ["", *_mesh_table(reads, any(array.compression for array in info.arrays))]
+def _report(found: Findings, png: Path | None) -> list[RenderableType]:
+    arrays = found.info.arrays
+    parts = [_size_table(found.info), "", _array_table(arrays), "", *_value_table(found.values)]
+    if found.reads:
+        parts += ["", *_mesh_table(found.reads, any(array.compression for array in arrays))]
     if png:
         parts += [Text(f"\nSlice drawn into {png}")]
-    parts += [Text(f"\nwarning: {line}", style="yellow") for line in trouble]
-    if remedy:
-        parts += [Text("\nThis mends it:"), Text(f"  {remedy}", style="bold")]
+    parts += [Text(f"\nwarning: {line}", style="yellow") for line in found.trouble]
+    if found.remedy:
+        parts += [Text("\nThis mends it:"), Text(f"  {found.remedy}", style="bold")]
     return parts
 
 
@@ -267,13 +280,7 @@ def _repack_command(source: Source, dataset: Dataset, mesh: Grid | None) -> str:
 # For machines
 
 
-def _to_dict(
-    info: DataInfo,
-    values: SliceInfo,
-    reads: MeshReads | None,
-    trouble: list[str],
-    remedy: str | None,
-) -> dict[str, Any]:
+def _to_dict(found: Findings) -> dict[str, Any]:
     ranks = [
         {
             "rank": each.rank,
@@ -281,16 +288,15 @@ def _to_dict(
             **asdict(each.cost),
             "amplification": each.cost.amplification,
         }
-        for each in (reads.ranks if reads else ())
+        for each in (found.reads.ranks if found.reads else ())
     ]
-    arrays = [{**asdict(array), "ratio": array.ratio} for array in info.arrays]
     return {
-        **asdict(info),
-        "arrays": arrays,
-        "slice": asdict(values),
+        **asdict(found.info),
+        "arrays": [{**asdict(array), "ratio": array.ratio} for array in found.info.arrays],
+        "slice": asdict(found.values),
         "ranks": ranks,
-        "warnings": trouble,
-        "remedy": remedy,
+        "warnings": found.trouble,
+        "remedy": found.remedy,
     }
 
 

@@ -22,6 +22,7 @@ from rich.progress import (
 from hyperslab.cli.data_options import JSON
 from hyperslab.cli.machine import Machine, find_machine
 from hyperslab.errors import ConfigError
+from hyperslab.io.partial import shown_nbytes
 from hyperslab.synth import Climate, Collisions, Production, Recipe, Universes, produce
 
 EXAMPLES = """\b
@@ -127,8 +128,8 @@ def cosmo(
     0.5, 1.5 and 3. Drawn evenly are Omega_m from 0.25 to 0.35, sigma_8 from 0.78 to 0.95, n_s from
     0.9 to 1 and H_0 from 63 to 77; they are what a network can learn to tell.
 
-    A universe takes about 0.13 GiB of memory and 0.5 s at 128, 0.5 GiB and 4 s at 256, 3 GiB and
-    50 s at 512; files have 16 MiB, 128 MiB and 1 GiB.
+    A universe takes about 0.15 GiB of memory and 0.6 s of a core at 128, 0.6 GiB and 6 s at 256,
+    3.6 GiB and 60 s at 512; files have 16 MiB, 128 MiB and 1 GiB.
     """
     if len(set(size)) > 1:
         raise click.BadParameter(f"{'x'.join(map(str, size))} is not a cube", param_hint="'--size'")
@@ -200,8 +201,8 @@ def jobs_that_fit(recipe: Recipe, machine: Machine) -> int:
     usable = int(USABLE * machine["memory_nbytes"])
     if recipe.memory_nbytes > usable:
         raise ConfigError(
-            f"making one such file takes about {recipe.memory_nbytes / 2**30:.1f} GiB of memory, "
-            f"and this process may use {usable / 2**30:.1f} GiB: choose a smaller size"
+            f"making one such file takes about {shown_nbytes(recipe.memory_nbytes)} of memory, "
+            f"and this process may use {shown_nbytes(usable)}: choose a smaller size"
         )
     return max(1, min(int(machine["cpu_cores"]), usable // recipe.memory_nbytes))
 
@@ -216,9 +217,13 @@ def _report(recipe: Recipe, production: Production, pattern: str, preset: str) -
 
 
 def _sentence(production: Production, pattern: str, preset: str) -> str:
-    size = production.nbytes / 2**20
     made = (
-        f"Made {production.made} files, {size:.1f} MiB, in {production.seconds:.1f} s on "
-        f"{production.jobs} processes; {production.kept} were there already."
+        f"Made {_several(production.made, 'file')}, {shown_nbytes(production.nbytes)}, in "
+        f"{production.seconds:.1f} s on {_several(production.jobs, 'process')}; "
+        f"{_several(production.kept, 'file')} had been made before."
     )
-    return f"{made}\nOpen them with hs.open({pattern!r}, preset={preset!r})."
+    return f"{made}\nTo open: hs.open({pattern!r}, preset={preset!r})"
+
+
+def _several(num: int, name: str) -> str:
+    return f"{num} {name}" if num == 1 else f"{num} {name}{'es' if name.endswith('s') else 's'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
+from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
@@ -24,6 +26,8 @@ Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 KEPT_NBYTES = 64 * 2**20
 """Scratch memory that a thread keeps for its next chunk."""
+SHORT_ROWS = range(16, 4096)
+"""Bytes of a row that NumPy copies faster as one item than as many."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,10 @@ class ChunkedArray(ArrayReader):
             out[...] = self._fill
             return
         try:
-            if self._decode is None:
+            if self._decode is None and (out.flags.c_contiguous or out.shape != self._chunk_shape):
                 self._read_in_place(chunk, part, out)
             else:
-                with _scratch.lent(chunk) as stored:
-                    chunk.file.read_into(stored, chunk.offset)
-                    out[...] = self._array(self._decode(stored, chunk))[part]
+                self._read_whole(chunk, part, out)
         except FormatError as error:
             raise FormatError(
                 f"{chunk.file.path}, chunk {position} at byte {chunk.offset}: {error}"
@@ -133,6 +135,12 @@ class ChunkedArray(ArrayReader):
         array = ContiguousArray(chunk.file, chunk.offset, self._chunk_shape, self._stored_dtype)
         array.read(Box.of(*((along.start, along.stop) for along in part)), out)
 
+    def _read_whole(self, chunk: Chunk, part: tuple[slice, ...], out: NDArray[Any]) -> None:
+        with _scratch.lent(chunk) as stored:
+            chunk.file.read_into(stored, chunk.offset)
+            decoded = stored if self._decode is None else self._decode(stored, chunk)
+            _copy(self._array(decoded)[part], out)
+
     def _array(self, decoded: Buffer) -> NDArray[Any]:
         flat = np.frombuffer(decoded, np.uint8)
         self._check_nbytes(flat.nbytes)
@@ -146,21 +154,34 @@ class ChunkedArray(ArrayReader):
             )
 
 
+def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
+    """As ``out[...] = values``, and faster where rows are short: each is moved as one item."""
+    if values.ndim and out.dtype == values.dtype:
+        row_nbytes = out.shape[-1] * out.itemsize
+        if row_nbytes in SHORT_ROWS and out.strides[-1] == values.strides[-1] == out.itemsize:
+            values, out = values.view(f"V{row_nbytes}"), out.view(f"V{row_nbytes}")
+    out[...] = values
+
+
 class _Scratch(threading.local):
     """Memory for the stored bytes of a chunk; each thread has its own, and keeps it."""
 
     def __init__(self) -> None:
-        self._kept = bytearray()
+        self._kept = empty_aligned((0,), np.uint8)
 
     @contextmanager
     def lent(self, chunk: Chunk) -> Iterator[memoryview]:
-        """As many bytes as ``chunk`` has stored, which its file must have."""
+        """As many bytes as ``chunk`` has stored, which its file must have.
+
+        They lie in a page as they do in the file: so the kernel copies fastest.
+        """
         chunk.file.check_range(chunk.offset, chunk.nbytes)
-        memory, self._kept = self._kept, bytearray()  # so that a nested read gets its own
-        if len(memory) < chunk.nbytes:
-            memory = bytearray(chunk.nbytes)
-        yield memoryview(memory)[: chunk.nbytes]
-        if len(self._kept) < len(memory) <= KEPT_NBYTES:
+        start = chunk.offset % mmap.PAGESIZE
+        memory, self._kept = self._kept, self._kept[:0]  # so that a nested read gets its own
+        if memory.size < start + chunk.nbytes:
+            memory = empty_aligned((start + chunk.nbytes,), np.uint8)
+        yield memory.data[start : start + chunk.nbytes]
+        if self._kept.size < memory.size <= KEPT_NBYTES:
             self._kept = memory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tokenize
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,7 +50,12 @@ class Npy(Format):
         stream = io.BytesIO(file.read(0, min(file.size, HEADER_NBYTES)))
         shape, fortran, dtype = _header(path, stream)
         check_dtype(path, dtype)
-        return [ContiguousArray(file, stream.tell(), shape, dtype, fortran=fortran) for _ in names]
+        stop = stream.tell() + math.prod(shape) * dtype.itemsize
+        note = f"{file.size - stop} bytes follow the array" if file.size > stop else None
+        return [
+            ContiguousArray(file, stream.tell(), shape, dtype, fortran=fortran, note=note)
+            for _ in names
+        ]
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,10 +50,11 @@ class Raw(Format):
         stored = _dtype(path, dtype)
         if order not in ("C", "F"):
             raise ConfigError(f"order {order!r} is not known: 'C', or 'F' for Fortran's")
-        if offset < 0:
-            raise ConfigError(f"offset must not be negative, got {offset}")
-        extents = _fitted(file, stored, shape, offset)
-        return [ContiguousArray(file, offset, extents, stored, fortran=order == "F") for _ in names]
+        (start,) = _whole_numbers("offset", offset)
+        if start < 0:
+            raise ConfigError(f"offset must not be negative, got {start}")
+        extents = _fitted(file, stored, _whole_numbers("shape", shape), start)
+        return [ContiguousArray(file, start, extents, stored, fortran=order == "F") for _ in names]
 
 
 def _dtype(path: Path, given: DTypeLike) -> np.dtype[Any]:
@@ -65,14 +66,17 @@ def _dtype(path: Path, given: DTypeLike) -> np.dtype[Any]:
     return dtype
 
 
+def _whole_numbers(what: str, given: int | Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, given if isinstance(given, Iterable) else (given,)))
+    except TypeError as error:
+        raise ConfigError(f"{what} {given!r} is not made of whole numbers") from error
+
+
 def _fitted(
-    file: DataFile, dtype: np.dtype[Any], given: int | Sequence[int], offset: int
+    file: DataFile, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int
 ) -> tuple[int, ...]:
     """The shape that was given, once it is sure that the file has just that many bytes."""
-    try:
-        shape = tuple(map(index, given if isinstance(given, Sequence) else (given,)))
-    except TypeError as error:
-        raise ConfigError(f"shape {given!r} is no tuple of whole numbers") from error
     first, rest = shape[:1], shape[1:]
     if min(first, default=0) < -1 or min(rest, default=0) < 0:
         raise ConfigError(f"shape {shape} has a negative extent; only the first may be -1")

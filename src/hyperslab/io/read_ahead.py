@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
+from hyperslab.io.batch_read import Numbers, read_batch
 from hyperslab.io.files import DataFile
 
 AHEAD_NBYTES = 32 << 20
@@ -47,6 +48,24 @@ class RangeReader:
             self._tell(len(buffer))
             self._file.fill(self._fd, buffer[done:], offset + done)
         self._num_read += 1
+
+    def fill_batch(
+        self, buffers: Sequence[memoryview], addresses: Numbers, offsets: Numbers
+    ) -> None:
+        """As ``fill`` for each of a batch of ranges of one length, at the cost of few calls.
+
+        ``addresses`` are those of ``buffers``.
+        """
+        self.fill(buffers[0], int(offsets[0]))  # tells whether the others have to be waited for
+        nbytes = len(buffers[0])
+        if self._coming is not None:
+            for _ in buffers[1:]:
+                self._tell(nbytes)
+        counts = read_batch(self._fd, offsets[1:], addresses[1:], nbytes)
+        for buffer, offset, done in zip(buffers[1:], offsets[1:], counts, strict=True):
+            if done != nbytes:
+                self._file.fill(self._fd, buffer, int(offset))
+        self._num_read += len(buffers) - 1
 
     def _tell(self, nbytes: int) -> None:
         """Tells of ranges as far ahead as we mean to, when ``nbytes`` more are about to be read."""

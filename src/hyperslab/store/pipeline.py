@@ -55,12 +55,13 @@ class Pipeline(Generic[Plan, Begun, Item]):
         self._num_allowed += 1
         self._change.notify_all()
 
-    def drain(self) -> None:
+    def drain(self, timeout_seconds: float | None = None) -> None:
         """Ends it when all that was allowed has been made, as it is on every other rank."""
         with self._change:
             self._is_draining = True
             self._change.notify_all()
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
         self._ready.clear()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:

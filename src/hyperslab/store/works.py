@@ -17,6 +17,8 @@ from hyperslab.store.peers import Peers
 from hyperslab.store.pipeline import Pipeline
 
 MAX_READERS = 8
+PATIENCE_SECONDS = 5.0
+"""How long a loader that is closed waits for those of other ranks."""
 Deliver = Callable[[LocalBatch], Any]
 Delivered = tuple[LocalBatch, Any]
 
@@ -45,7 +47,7 @@ class Works:
         """
         if self._goes_on_at == (at, schedule, deliver):
             return
-        self.end_pipeline(others_do_too=True)
+        self.end_pipeline()
         self._check_alike(at, schedule)
         maker = self._maker
 
@@ -83,19 +85,22 @@ class Works:
         for fill in _tracked(fills, "Loading samples into memory") if show else fills:
             fill.result()
 
-    def end_pipeline(self, others_do_too: bool) -> None:
+    def end_pipeline(self, timeout_seconds: float | None = None) -> None:
+        """Ends it where the other ranks do, so that none is left in the midst of a message.
+
+        After ``timeout_seconds`` it is taken that the others never will.
+        """
         if self._pipeline is None:
             return
-        if others_do_too and self._peers.grid.num_ranks > 1:
-            self._pipeline.drain()
-        else:
-            self._pipeline.stop()
+        if self._peers.grid.num_ranks > 1:
+            self._pipeline.drain(timeout_seconds)
+        self._pipeline.stop()
         self._pipeline, self._goes_on_at = None, None
 
     def close(self) -> None:
+        self.end_pipeline(PATIENCE_SECONDS)
         if self._store:
             self._store.stop_waiting()
-        self.end_pipeline(others_do_too=False)
         self._crew.close()
         if self._store:
             self._store.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
@@ -19,8 +18,9 @@ from typing import Protocol
 
 import h5py
 
-from hyperslab.errors import ConfigError, HyperslabError
-from hyperslab.synth.whole_file import Settings, explained, is_whole, remove_leftovers, whole_file
+from hyperslab.errors import HyperslabError
+from hyperslab.io.partial import check_capacity, make_folder, remove_leftovers
+from hyperslab.synth.whole_file import Settings, is_whole, whole_file
 
 SPARE_NBYTES = 2**20
 """Left free for the file system's own use."""
@@ -78,12 +78,11 @@ def produce(
     before the first file if they do not fit on the disk.
     """
     start = time.monotonic()
-    with explained(folder):
-        remove_leftovers(folder)
-        todo = [i for i in range(recipe.num_files) if overwrite or not _is_there(recipe, folder, i)]
-        nbytes = sum(map(recipe.file_nbytes, todo))
-        _check_space(folder, nbytes)
-        folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers([folder])
+    todo = [i for i in range(recipe.num_files) if overwrite or not _is_there(recipe, folder, i)]
+    nbytes = sum(map(recipe.file_nbytes, todo))
+    _check_space(folder, nbytes)
+    make_folder(folder)
     kept = recipe.num_files - len(todo)
     on_progress(kept, recipe.num_files)
     jobs = max(1, min(jobs, len(todo)))
@@ -98,13 +97,9 @@ def _is_there(recipe: Recipe, folder: Path, index: int) -> bool:
 
 
 def _check_space(folder: Path, nbytes: int) -> None:
-    disk = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(disk).free
-    if nbytes and nbytes + SPARE_NBYTES > free:
-        raise ConfigError(
-            f"{folder} has {free / 2**30:.2f} GiB free, and the files to make take "
-            f"{nbytes / 2**30:.2f} GiB: make fewer or smaller ones, or choose another disk"
-        )
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if nbytes:
+        check_capacity(there, nbytes + SPARE_NBYTES, "what is to be made")
 
 
 def _make_all(recipe: Recipe, folder: Path, todo: Sequence[int], jobs: int) -> Iterator[int]:
@@ -147,10 +142,9 @@ def _workers(folder: Path, jobs: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield executor
     except BaseException:
-        ours = [child for child in multiprocessing.active_children() if child not in before]
-        _stop(ours)
+        _stop([child for child in multiprocessing.active_children() if child not in before])
         executor.shutdown(cancel_futures=True)
-        remove_leftovers(folder, [child.pid for child in ours if child.pid])
+        remove_leftovers([folder])
         raise
     executor.shutdown()
 

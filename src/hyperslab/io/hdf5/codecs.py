@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from ctypes import c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
+from ctypes import c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import FormatError
 
 Bytes = NDArray[np.uint8]
+_UINT32 = struct.Struct(">I")
 
 
 class MissingLibrary(ImportError):  # noqa: N818 - like the name of a thing, not of a fault
@@ -150,9 +151,12 @@ def _checked_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) ->
     if block <= 0 or block % 8:
         raise FormatError(f"bitshuffle data is damaged: it has blocks of {block} items")
     full, rest = divmod(num_items, block)
+    read_length, memory = _UINT32.unpack_from, stored.data
     place = 12
     for _ in range(full + bool(rest // 8)):
-        place += 4 + _block_nbytes(stored, place, "bitshuffle")
+        if place + 4 > stored.size:
+            raise FormatError("bitshuffle data is damaged: blocks are missing")
+        place += 4 + read_length(memory, place)[0]
     place += (rest % 8) * itemsize
     _check(stored.size, place, "bitshuffle")
     padding = 2 * min(block, num_items) * itemsize + 64
@@ -173,7 +177,7 @@ def _block_header(stored: Bytes, nbytes: int, what: str) -> int:
 def _block_nbytes(stored: Bytes, place: int, what: str) -> int:
     """The stored size of the block at ``place``, which must lie inside."""
     if place + 4 <= stored.size:
-        (packed,) = struct.unpack_from(">I", stored.data, place)
+        (packed,) = _UINT32.unpack_from(stored.data, place)
         if place + 4 + packed <= stored.size:
             return int(packed)
     raise FormatError(f"{what} data is damaged or cut off: a block at byte {place} goes on")
@@ -195,49 +199,6 @@ def blosc(stored: Bytes, nbytes: int) -> Bytes:
     out = np.empty(nbytes, np.uint8)
     _check(decompress(address(stored), address(out), nbytes, 1), nbytes, "Blosc")
     return out
-
-
-def blosc2(stored: Bytes, nbytes: int) -> Bytes:
-    """A frame with one chunk, or with an array of several dims cut into one."""
-    library = plugin("blosc2")
-    function(library, "blosc2_init", None)()  # does nothing after the first time
-    out = np.zeros(nbytes, np.uint8)
-    if b"b2nd" in stored[:1024].tobytes():
-        _blosc2_array(library, stored, out)
-    else:
-        _blosc2_chunk(library, stored, out)
-    return out
-
-
-def _blosc2_chunk(library: ctypes.CDLL, stored: Bytes, out: Bytes) -> None:
-    open_frame = function(
-        library, "blosc2_schunk_from_buffer", c_void_p, c_void_p, c_int64, ctypes.c_bool
-    )
-    decompress = function(
-        library, "blosc2_schunk_decompress_chunk", c_int, c_void_p, c_int64, c_void_p, c_int32
-    )
-    frame = open_frame(address(stored), stored.size, False)
-    if not frame:
-        raise FormatError("Blosc2 data has a damaged header")
-    try:
-        _check(decompress(frame, 0, address(out), out.size), out.size, "Blosc2")
-    finally:
-        function(library, "blosc2_schunk_free", c_int, c_void_p)(frame)
-
-
-def _blosc2_array(library: ctypes.CDLL, stored: Bytes, out: Bytes) -> None:
-    open_array = function(
-        library, "b2nd_from_cframe", c_int, c_void_p, c_int64, ctypes.c_bool, c_void_p
-    )
-    copy_out = function(library, "b2nd_to_cbuffer", c_int, c_void_p, c_void_p, c_int64)
-    array = c_void_p()
-    if open_array(address(stored), stored.size, False, ctypes.byref(array)) < 0:
-        raise FormatError("Blosc2 data has a damaged header")
-    try:
-        if copy_out(array, address(out), out.size) < 0:
-            raise FormatError("Blosc2 data is damaged")
-    finally:
-        function(library, "b2nd_free", c_int, c_void_p)(array)
 
 
 def _check(found: int, expected: int, what: str, unit: str = "bytes") -> None:

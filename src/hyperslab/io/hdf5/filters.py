@@ -187,7 +187,6 @@ _KNOWN: dict[int, tuple[str, Callable[[Sequence[int]], Undo]]] = {
     32004: ("lz4", _from_plugin("lz4", codecs.lz4)),
     BITSHUFFLE: ("bitshuffle", _bitunshuffle),
     32015: ("zstd", _from_plugin("zstd", codecs.zstd)),
-    32026: ("blosc2", _from_plugin("blosc2", codecs.blosc2)),
 }
 """Names, and what makes the step that undoes the filter with its values."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,11 +63,9 @@ def read_slice(dataset: Dataset, spec: ArraySpec, index: int) -> NDArray[Any]:
     values = dataset.read(index, slice_box(spec), array=spec.name)
     if values.dtype.kind == "c":
         values = np.abs(values)
-    has_channels = spec.axes.names.startswith("C")
-    channels = values if has_channels else values[None]
-    if len(spec.axes.names) - has_channels == 1:
-        return channels[:, None]
-    return channels.reshape(len(channels), *channels.shape[-2:])
+    channels = values if spec.axes.names.startswith("C") else values[None]
+    *above, width = channels.shape[1:] or (1,)
+    return channels.reshape(len(channels), math.prod(above), width)
 
 
 def slice_box(spec: ArraySpec) -> Box:

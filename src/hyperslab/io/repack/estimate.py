@@ -19,7 +19,7 @@ MARGIN = 1.2
 def estimated_ratio(dataset: Dataset, plans: Sequence[ArrayPlan], compression: str) -> float:
     """The bytes on disk for a byte in memory, from a few chunks of the first file."""
     plan = plans[0]
-    if compression == "none" or plan.chunks is None:
+    if compression == "none" or plan.chunks is None or not len(dataset):
         return 1.0
     options = filter_options(compression)
     reader = dataset.reader(0, plan.name)

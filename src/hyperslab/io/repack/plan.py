@@ -37,6 +37,12 @@ class ArrayPlan:
     """For each dim written, which of the source's dims it is."""
     chunks: tuple[int, ...] | None
     """As written; None in one piece, and then not compressed."""
+    sample: str
+    """The dtype and shape of one sample, which all files must have."""
+
+
+def sample_words(spec: ArraySpec) -> str:
+    return f"{spec.dtype} {spec.shape}"
 
 
 def plan_arrays(
@@ -65,7 +71,7 @@ def _plan_array(
     if spec.axes.stacked:
         order = (0, *(dim + 1 for dim in order))
         found = found and (_samples_per_chunk(spec), *found)
-    return ArrayPlan(spec.name, axes, order, found)
+    return ArrayPlan(spec.name, axes, order, found, sample_words(spec))
 
 
 def _given(chunks: Sequence[int], shape: Sequence[int], spec: ArraySpec) -> tuple[int, ...]:

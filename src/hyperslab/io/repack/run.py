@@ -96,10 +96,8 @@ def repack(
     for folder in {target.parent for target in targets.values()}:
         make_folder(folder)
     remove_leftovers({target.parent for target in targets.values()})
-    work = [
-        Job(source, target, dataset.options, plans, compression)
-        for source, target in targets.items()
-    ]
+    options = {**dataset.options, "sample": dataset.spec.name}
+    work = [Job(source, target, options, plans, compression) for source, target in targets.items()]
     todo = [job for job in work if not is_done(job)]
     sizes = _sizes(dataset)
     total = sum(sizes[job.source] for job in todo)

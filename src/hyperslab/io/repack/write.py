@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
 from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.dataset import Dataset
 from hyperslab.io.files import explained
 from hyperslab.io.opening import open as open_data
 from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
-from hyperslab.io.repack.plan import ArrayPlan, filter_options
+from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
 from hyperslab.io.repack.rest import copy_rest
 from hyperslab.io.repack.sink import Sink
-from hyperslab.io.stage.plan import SourceIdentity
+from hyperslab.io.source_identity import SourceIdentity
 from hyperslab.io.tiles import grain_of, tiles
 from hyperslab.layout import Box, Span
 
 TILE_NBYTES = 64 << 20
 """Held in memory at a time, or one chunk of the source where that is more."""
+LIBRARY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
+"""What h5py raises over damaged files."""
 ATTRIBUTE = "hyperslab_repack"
 """Of a file we wrote: what it was made of, and how."""
 
@@ -93,23 +94,35 @@ def is_done(job: Job) -> bool:
 def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
     """Writes the target of ``job``; ``advance`` is told of bytes read."""
     recipe = job.recipe()
-    dataset = open_data(job.source, **job.options)
+    readers = _open(job)
     with partial_file(job.target) as (path, fd):
-        left_out, checksums = _write(Sink(fd), job, dataset, recipe, advance)
+        left_out, checksums = _write(Sink(fd), job, readers, recipe, advance)
         os.fsync(fd)
         if hasattr(os, "posix_fadvise"):  # so that the disk is read, not memory
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        _compare(path, job, dataset, checksums)
+        _compare(path, job, readers, checksums)
         if SourceIdentity.of(job.source) != tuple(recipe["identity"]):
             raise FormatError(f"{job.source} has changed while it was read: repack it again")
         nbytes_out = os.fstat(fd).st_size
     return Done(job.source, recipe["identity"][0], nbytes_out, left_out)
 
 
+def _open(job: Job) -> dict[str, ArrayReader]:
+    """The source's arrays by name; raises if they are not like those of the first file."""
+    dataset = open_data(job.source, **job.options)
+    for plan in job.arrays:
+        if (found := sample_words(dataset.arrays[plan.name])) != plan.sample:
+            raise FormatError(
+                f"{job.source} has samples of {found} in array {plan.name!r}, but {plan.sample} "
+                "was expected, as in the first file"
+            )
+    return dict(zip(dataset.arrays, dataset.open_file(job.source), strict=True))
+
+
 def _write(
     sink: Sink,
     job: Job,
-    dataset: Dataset,
+    readers: Mapping[str, ArrayReader],
     recipe: Mapping[str, Any],
     advance: Callable[[int], None],
 ) -> tuple[list[str], dict[str, list[int]]]:
@@ -121,16 +134,25 @@ def _write(
 
     with h5py.File(sink, "w") as file:
         checksums = {
-            plan.name: _write_array(file, plan, dataset.reader(0, plan.name), job, written)
+            plan.name: _write_array(file, plan, readers[plan.name], job, written)
             for plan in job.arrays
         }
-        left_out = []
-        if _is_hdf5(job):
-            with h5py.File(job.source, "r", locking=False) as source:
-                left_out = copy_rest(source, file, list(checksums))
+        left_out = _copy_rest(job, file) if _is_hdf5(job) else []
         file.attrs[ATTRIBUTE] = json.dumps(recipe)
     sink.check()
     return left_out, checksums
+
+
+def _copy_rest(job: Job, file: Any) -> list[str]:
+    import h5py
+
+    try:
+        with h5py.File(job.source, "r", locking=False) as source:
+            return copy_rest(source, file, [plan.name for plan in job.arrays])
+    except LIBRARY_ERRORS as error:
+        raise FormatError(
+            f"{job.source} holds more than its arrays, which cannot be copied: {error}"
+        ) from error
 
 
 def _write_array(
@@ -169,12 +191,17 @@ def _read(reader: ArrayReader, box: Box) -> tuple[NDArray[Any], int]:
     return data, crc32(data.reshape(-1).view(np.uint8).data)
 
 
-def _compare(path: Path, job: Job, dataset: Dataset, checksums: Mapping[str, list[int]]) -> None:
+def _compare(
+    path: Path,
+    job: Job,
+    old_readers: Mapping[str, ArrayReader],
+    checksums: Mapping[str, list[int]],
+) -> None:
     """Reads what was written, by our own reader, and raises if it is not what the source gave."""
     names = [plan.name for plan in job.arrays]
     readers = find_format(path, "hdf5").open(path, names)
     for plan, new in zip(job.arrays, readers, strict=True):
-        old = dataset.reader(0, plan.name)
+        old = old_readers[plan.name]
         for tile, checksum in zip(_tiles(plan, old), checksums[plan.name], strict=True):
             data = empty_aligned(tile.shape, old.dtype)
             spans: list[Span] = [tile.spans[dim] for dim in plan.order]

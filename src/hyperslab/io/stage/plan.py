@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.files import explained
+from hyperslab.io.source_identity import ABSENT, SourceIdentity
 from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
 
@@ -22,23 +21,6 @@ VERSION = 1
 
 HEADER_NBYTES = 1 << 16
 """That a file may have beside its arrays, and still be copied as it is."""
-
-
-class SourceIdentity(NamedTuple):
-    """What changes when a file is written to; the same on every node that sees it."""
-
-    nbytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> SourceIdentity:
-        with explained(path):
-            status = path.stat()
-            if not path.is_dir():
-                return cls(status.st_size, status.st_mtime_ns)
-            inside = [entry.stat() for entry in path.rglob("*") if entry.is_file()]
-        newest = max((each.st_mtime_ns for each in inside), default=status.st_mtime_ns)
-        return cls(sum(each.st_size for each in inside), newest)
 
 
 @dataclass(frozen=True)
@@ -128,13 +110,21 @@ def _unit(
     return Unit(
         path=path,
         source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
-        identity=SourceIdentity.of(path),
+        identity=_identity(path),
         index=samples[numbers[0]],
         numbers=numbers,
         num_samples=count,
         specs=specs,
         boxes=boxes,
     )
+
+
+def _identity(path: Path) -> SourceIdentity:
+    """That of a file which is not there is found out when it is read, with all others."""
+    try:
+        return SourceIdentity.of(path)
+    except FormatError:
+        return ABSENT
 
 
 def _digest(value: object) -> str:

@@ -19,7 +19,8 @@ from hyperslab.io.partial import (
     partial_nbytes,
     remove_leftovers,
 )
-from hyperslab.io.stage.plan import SourceIdentity, Unit, plan_units
+from hyperslab.io.source_identity import SourceIdentity
+from hyperslab.io.stage.plan import Unit, plan_units
 from hyperslab.io.stage.record import (
     array_name,
     copy_name,
