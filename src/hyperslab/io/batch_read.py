@@ -58,6 +58,11 @@ def read_batch(fd: int, offsets: Numbers, addresses: Numbers, nbytes: int) -> Nu
     return counts
 
 
+def can_batch() -> bool:
+    """Whether ``read_batch`` does anything here, as far as is known."""
+    return _contexts.is_possible
+
+
 class _Context:
     """What the kernel keeps for a thread that is in a call, and the memory that they share."""
 
@@ -96,13 +101,13 @@ class _Contexts:
     def __init__(self) -> None:
         self._free: list[_Context] = []
         self._room = threading.Semaphore(MAX_CONTEXTS)
-        self._is_possible = bool(_NUMBERS)
+        self.is_possible = bool(_NUMBERS)
 
     @contextmanager
     def one(self) -> Iterator[_Context | None]:
         """A context that nobody else uses, or None where there can be none."""
         with self._room:
-            context = self._take() if self._is_possible else None
+            context = self._take() if self.is_possible else None
             try:
                 yield context
             except BaseException:
@@ -119,7 +124,7 @@ class _Contexts:
             return _Context()
         except OSError as error:
             # All the contexts of the machine are in use, or it will never have one for us.
-            self._is_possible = error.errno == errno.EAGAIN
+            self.is_possible = error.errno == errno.EAGAIN
             return None
 
 

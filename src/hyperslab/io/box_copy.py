@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, islice, product
+from itertools import islice, product
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from hyperslab.io.batch_read import BATCH_SIZE, can_batch
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.read_ahead import Range, RangeReader
 from hyperslab.io.threads import for_each, num_threads
@@ -33,7 +34,7 @@ SLOW_COPY = range(1, 32)
 """How many bytes further into its page than the file's a buffer begins where the kernel's copy is
 2 to 5 times slower."""
 SHORT_NBYTES = 256 << 10
-"""Threads whose reads are shorter than this spend their time waiting for Python's lock."""
+"""Threads whose reads are shorter than this would spend their time waiting for Python's lock."""
 MAX_LANES = 8
 """Threads that read one box: more are not faster than memory."""
 
@@ -108,7 +109,7 @@ class BoxCopy:
         """What is read of the file, in order."""
         if self.is_direct:
             return ((offset, len(buffer)) for offset, buffer in self._pieces())
-        return (found for _, ranges in self._blocks.walk(self.offset) for found in ranges)
+        return self._blocks.ranges(self.offset)
 
     @cached_property
     def _target(self) -> NDArray[Any]:
@@ -117,13 +118,26 @@ class BoxCopy:
         return as_strided(self.out, sizes, strides)
 
     def _run_direct(self, reader: RangeReader) -> None:
-        def read_lane(lane: Iterable[tuple[int, memoryview]]) -> None:
+        def read_pieces(lane: Iterable[tuple[int, memoryview]]) -> None:
             for offset, buffer in lane:
                 reader.fill(buffer, offset)
 
-        is_short = self.dims[-1].size * self.dtype.itemsize < SHORT_NBYTES
-        most = 1 if is_short else self.out.nbytes // PIECE_NBYTES
-        for_each(read_lane, _lanes(self._pieces, most))
+        def read_rows(lane: Iterable[tuple[int, NDArray[np.uint8]]]) -> None:
+            for offset, rows in lane:
+                reader.fill_rows(rows, offset, self.dims[-2].in_file)
+
+        most = self.out.nbytes // PIECE_NBYTES
+        if len(self.dims) == 1 or self.dims[-1].size * self.dtype.itemsize >= SHORT_NBYTES:
+            for_each(read_pieces, _lanes(self._pieces, most))
+        else:
+            for_each(read_rows, _lanes(self._rows, most if can_batch() else 1))
+
+    def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Places in the file, and runs of ``out``, evenly spaced, to be filled from there on."""
+        cut, rows = self.dims[-2], self._target.view(np.uint8)
+        for index, offset in _walk(self.dims[:-2], self.offset):
+            for first in range(0, cut.size, BATCH_SIZE):
+                yield offset + first * cut.in_file, rows[index][first : first + BATCH_SIZE]
 
     def _pieces(self) -> Iterator[tuple[int, memoryview]]:
         """Places in the file, and the memory of ``out`` that is to be filled from there."""
@@ -143,19 +157,20 @@ class BoxCopy:
 
         def read_lane(lane: Iterable[_Block]) -> None:
             scratch = _scratch()
-            memory = scratch.data
-            for index, ranges in lane:
-                shift = ranges[0][0] % mmap.PAGESIZE  # it lies in its page as it does in the file
-                for start, (offset, nbytes) in zip(count(shift, blocks.pitch), ranges):
-                    reader.fill(memory[start : start + nbytes], offset)
+            for index, offset, num in lane:
+                shift = offset % mmap.PAGESIZE  # it lies in its page as it does in the file
+                shape = blocks.rows_of(num)
+                rows = np.ndarray(shape, np.uint8, scratch, shift, (blocks.pitch, 1))
+                reader.fill_rows(rows, offset, blocks.cut.in_file)
                 target = self._target[index]
                 np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
 
-        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), blocks.max_lanes))
+        most = blocks.total if can_batch() or not blocks.is_sparse else 1
+        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), most))
 
 
-_Block = tuple[tuple[int | slice, ...], list[Range]]
-"""A place in the target, and the ranges of the file that hold what belongs there."""
+_Block = tuple[tuple[int | slice, ...], int, int]
+"""A place in the target, its offset in the file, and how many indices of the cut dim it has."""
 
 
 @dataclass(frozen=True)
@@ -188,24 +203,28 @@ class _Blocks:
         # A pitch that keeps every slot at the place in its page that it has in the file.
         pitch = cover + (cut.in_file - cover) % mmap.PAGESIZE if is_sparse else cut.in_file
         num = max(1, min(cut.size, (SCRATCH_NBYTES - cover) // pitch + 1))
+        num = min(num, BATCH_SIZE) if is_sparse else num
         return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
 
     @property
-    def max_lanes(self) -> int:
-        """As many as there are blocks, or two if they are read with many short calls."""
-        total = math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
-        return min(2, total) if self.is_sparse and self.cover < SHORT_NBYTES else total
+    def total(self) -> int:
+        return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
 
     def walk(self, offset: int) -> Iterator[_Block]:
-        step = self.cut.in_file
         for index, start in _walk(self.outer, offset):
             for first in range(0, self.cut.size, self.num):
                 last = min(first + self.num, self.cut.size)
-                if self.is_sparse:
-                    ranges = [(start + i * step, self.cover) for i in range(first, last)]
-                else:
-                    ranges = [(start + first * step, (last - first - 1) * step + self.cover)]
-                yield (*index, slice(first, last)), ranges
+                yield (*index, slice(first, last)), start + first * self.cut.in_file, last - first
+
+    def rows_of(self, num: int) -> tuple[int, int]:
+        """The stretches of the file that hold ``num`` indices of ``cut``, and their length."""
+        return (num, self.cover) if self.is_sparse else (1, (num - 1) * self.pitch + self.cover)
+
+    def ranges(self, offset: int) -> Iterator[Range]:
+        for _, start, num in self.walk(offset):
+            num_rows, nbytes = self.rows_of(num)
+            for row in range(num_rows):
+                yield start + row * self.cut.in_file, nbytes
 
 
 def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.schedule import Indices, split_samples
-from hyperslab.io.spec import ArraySpec, BoxLike, checked_box, checked_out
+from hyperslab.io.spec import ArraySpec, BoxLike, checked_box, checked_out, has_same_space
 
 
 class Dataset:
@@ -37,6 +38,8 @@ class Dataset:
         """By name; the sample itself comes first."""
         self.stats = stats
         """The array with each sample's statistics: a row a channel, of min, max, mean and std."""
+        self.spans_files = False
+        """Whether a sample's arrays lie in several files."""
         self._chosen: Indices | None = None
         self._ends = list(accumulate(counts))
         self.open_file = open_file
@@ -75,6 +78,36 @@ class Dataset:
         part = copy(self)
         part._chosen = chosen if self._chosen is None else self._chosen[chosen]
         return part
+
+    def beside(self, **others: Dataset) -> Dataset:
+        """The same samples, with those of other files beside them, file by file.
+
+        ``hs.open("images/*.nii").beside(label=hs.open("labels/*.nii"))`` has the label maps under
+        the name ``label``, and cuts them like the images where their spatial extents are the same.
+        """
+        for name, other in others.items():
+            if other.counts != self.counts or name in self.arrays:
+                raise ConfigError(
+                    f"{name!r}, {len(other)} samples in {len(other.paths)} files, cannot be put "
+                    f"beside {list(self.arrays)}, {len(self)} in {len(self.paths)}: another name "
+                    "and as many samples in each file were expected"
+                )
+        if self._chosen is not None or any(o._chosen is not None for o in others.values()):
+            raise ConfigError("put datasets beside each other first, then take or split samples")
+        rows = zip(self.paths, *(other.paths for other in others.values()), strict=True)
+        partners = {path: theirs for path, *theirs in rows}
+
+        def open_file(path: Path) -> list[ArrayReader]:
+            opened = zip(others.values(), partners[path], strict=True)
+            return [*self.open_file(path), *(other.open_file(p)[0] for other, p in opened)]
+
+        joined = self.reopened(open_file)
+        joined.arrays = {
+            **self.arrays,
+            **{n: _put_beside(self.spec, o, n) for n, o in others.items()},
+        }
+        joined.spans_files = True
+        return joined
 
     def reopened(self, open_file: Callable[[Path], list[ArrayReader]]) -> Dataset:
         """The same samples, read by what ``open_file`` gives for each of the files."""
@@ -158,6 +191,13 @@ class Dataset:
         if array not in self.arrays:
             raise ConfigError(f"no array {array!r} was opened: there are {list(self.arrays)}")
         return self.arrays[array]
+
+
+def _put_beside(sample: ArraySpec, other: Dataset, name: str) -> ArraySpec:
+    spec = other.spec
+    letters = spec.axes.names
+    is_cut = has_same_space(letters, spec.shape, sample)
+    return replace(spec, name=name, is_cut=is_cut)
 
 
 def _check_like(spec: ArraySpec, reader: ArrayReader, count: int, path: Path) -> None:

@@ -13,7 +13,7 @@ from hyperslab.io.axes import GUESSES, SampleAxes, axes_of
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, Format, find_format
-from hyperslab.io.spec import ArraySpec
+from hyperslab.io.spec import ArraySpec, has_same_space
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -164,7 +164,7 @@ def _target_spec(
     one = reader.shape[1:] if sample.axes.stacked else reader.shape
     if letters is None:
         candidates = (sample.axes.letters, sample.axes.letters.replace("C", ""))
-        letters = next((c for c in candidates if _same_space(c, one, sample)), None)
+        letters = next((c for c in candidates if has_same_space(c, one, sample)), None)
     if letters is None:
         axes = SampleAxes("", sample.axes.stacked, ndim - sample.axes.stacked)
     else:
@@ -175,16 +175,7 @@ def _target_spec(
             f"{sample.name!r}: both hold one sample a file, or both are stacked along the first dim"
         )
     shape = axes.sample_shape(reader.shape)
-    return ArraySpec(name, axes, shape, reader.dtype, _same_space(axes.letters, one, sample))
-
-
-def _same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> bool:
-    if len(letters) != len(shape) or not letters.replace("C", ""):
-        return False
-    mine = {axis: extent for axis, extent in zip(letters, shape, strict=True) if axis != "C"}
-    theirs = dict(zip(sample.axes.names, sample.shape, strict=True))
-    theirs.pop("C", None)
-    return mine == theirs
+    return ArraySpec(name, axes, shape, reader.dtype, has_same_space(axes.letters, one, sample))
 
 
 def _counts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -29,6 +30,16 @@ class ArraySpec:
     """As in the file, in this machine's byte order."""
     is_cut: bool
     """Whether it has the sample's spatial dims, and is cut with them; a vector is not."""
+
+
+def has_same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> bool:
+    """Whether dims named by ``letters``, of those extents, are the sample's but for channels."""
+    if len(letters) != len(shape) or not letters.replace("C", ""):
+        return False
+    mine = {axis: extent for axis, extent in zip(letters, shape, strict=True) if axis != "C"}
+    theirs = dict(zip(sample.axes.names, sample.shape, strict=True))
+    theirs.pop("C", None)
+    return mine == theirs
 
 
 def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:
