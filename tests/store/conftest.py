@@ -30,3 +30,11 @@ def samples(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
     write_samples(folder, 11)
     return str(folder / "*.h5")
+
+
+@pytest.fixture(scope="session")
+def cubes(tmp_path_factory):
+    """Seven cubes in one file."""
+    path = tmp_path_factory.mktemp("cubes") / "cubes.npy"
+    np.save(path, np.arange(7 * 216, dtype=np.float32).reshape(7, 1, 6, 6, 6))
+    return str(path)

@@ -77,6 +77,23 @@ def test_each_rank_takes_the_pre_image_of_its_box(axes, store, samples):
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"depth": 2, "height": 2}, {"width": 3}], ids=str)
+def test_cubes_are_turned_in_the_memory_of_the_ranks(axes, cubes):
+    data = hs.open(cubes, axes="NCDHW")
+    symmetry = Augmentation("cube", 5, (6, 6, 6)).symmetry
+    batches = Schedule(num_samples=7, batch_size=2, seed=5).batches(Position(0, 0))
+    mesh = hs.init(**axes, device="cpu")
+    with hs.Loader(data, mesh, batch_size=2, seed=5, augment="cube") as loader:
+        for x in itertools.chain(loader, loader):
+            batch = next(batches)
+            for row, index in zip(whole(x), batch.indices, strict=True):
+                found = symmetry(batch.at.epoch, index)
+                want = data.read(index).transpose(0, *(1 + dim for dim in found.order))
+                want = np.flip(want, [1 + dim for dim, flip in enumerate(found.flips) if flip])
+                np.testing.assert_array_equal(row, want)
+
+
+@pytest.mark.ranks
 @pytest.mark.parametrize("augment", [None, "flip"])
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
 @pytest.mark.parametrize("axes", [{"sample": 2, "depth": 2}, {"sample": 4}], ids=str)

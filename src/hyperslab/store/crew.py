@@ -41,7 +41,8 @@ class Crew:
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
-            thread.join(timeout_seconds)
+            if thread is not threading.current_thread():  # a loader may be forgotten there
+                thread.join(timeout_seconds)
 
 
 def _work(tasks: queue.SimpleQueue[Task | None]) -> None:

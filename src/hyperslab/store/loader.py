@@ -253,8 +253,15 @@ class Loader:
             owners = assign_owners(self._schedule, self._placement.num_shares, self._at.epoch)
             here = shares_of_node(self._placement, peers)
             samples = np.flatnonzero(np.isin(owners.shares, here)).tolist()
-        reads_whole = self._augmentation is not None and not self._uses_memory
-        return staged(self._dataset, directory, self._placement, peers, samples, reads_whole)
+        return staged(
+            self._dataset,
+            directory,
+            self._placement,
+            peers,
+            samples,
+            reads_whole=self._augmentation is not None and not self._uses_memory,
+            skips_bad=self._skips,
+        )
 
     def _store(self, peers: Peers) -> MemoryStore:
         return MemoryStore(

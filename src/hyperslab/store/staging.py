@@ -23,12 +23,15 @@ def staged(
     placement: Placement,
     peers: Peers,
     samples: Sequence[int] | None,
+    *,
     reads_whole: bool,
+    skips_bad: bool,
 ) -> Dataset:
     """The dataset, read from ``directory``, to which the ranks of each node have copied it.
 
     ``samples`` (None: all) are those that ranks of this node read from files; ``reads_whole`` says
-    that they read more of a sample than their own boxes. Collective over all ranks.
+    that they read more of a sample than their own boxes. With ``skips_bad`` a file that cannot be
+    copied stays where it is, and is met again when its sample is read. Collective over all ranks.
     """
     together = ranks_of_node(peers)
     boxes = None
@@ -37,14 +40,18 @@ def staged(
     part = (together.index(placement.rank), len(together))
     faults = {}
     try:
-        report = stage(dataset, directory, boxes=boxes, samples=samples, part=part)
+        report = stage(
+            dataset, directory, boxes=boxes, samples=samples, part=part, skip_bad=skips_bad
+        )
     except HyperslabError as error:
         faults[placement.rank] = str(error)
     _raise_first(peers.settle(faults))
     _tell(report, placement.rank)
     found = dataset
     try:
-        found = open_staged(dataset, directory, boxes=boxes, samples=samples)
+        found = open_staged(
+            dataset, directory, boxes=boxes, samples=samples, allow_missing=skips_bad
+        )
     except HyperslabError as error:
         faults[placement.rank] = str(error)
     _raise_first(peers.settle(faults))
