@@ -63,7 +63,7 @@ def stage(
     dataset = source.open()
     boxes = None
     if mesh:
-        check_cuts(dataset, mesh)
+        check_cuts(dataset.spec, mesh)
         wanted = range(mesh.num_ranks) if ranks is None else ranks
         _check_ranks(wanted, mesh)
         boxes = rank_boxes(dataset, mesh, wanted)

@@ -44,17 +44,20 @@ _EVENT = np.dtype([("number", "u8"), ("request", "u8"), ("count", "i8"), ("count
 Numbers = NDArray[np.int64]
 
 
-def read_batch(fd: int, offsets: Numbers, addresses: Numbers, nbytes: int) -> Numbers:
+def read_batch(
+    fd: int, offsets: Numbers, addresses: Numbers, nbytes: int, flags: int = 0
+) -> Numbers:
     """Reads ``nbytes`` from each of ``offsets`` into memory at each of ``addresses``.
 
     Returns how many bytes came of each: fewer, none or less than none where something is the
-    matter, such as a system that has no such call. At most ``BATCH_SIZE`` of them. The caller keeps
-    the memory.
+    matter, such as a system that has no such call, or data that would have to be waited for and
+    ``flags`` (those of ``os.preadv``) that forbid it. At most ``BATCH_SIZE`` of them. The caller
+    keeps the memory.
     """
     counts = np.zeros(len(offsets), np.int64)
-    with suppress(OSError), _contexts.one() as context:
+    with _contexts.one() as context:
         if context is not None:
-            context.read(fd, offsets, addresses, nbytes, counts)
+            context.read(fd, offsets, addresses, nbytes, flags, counts)
     return counts
 
 
@@ -77,18 +80,31 @@ class _Context:
         self._events = np.zeros(BATCH_SIZE, _EVENT)
 
     def read(
-        self, fd: int, offsets: Numbers, addresses: Numbers, nbytes: int, counts: Numbers
+        self,
+        fd: int,
+        offsets: Numbers,
+        addresses: Numbers,
+        nbytes: int,
+        flags: int,
+        counts: Numbers,
     ) -> None:
         requests = self._requests[: len(offsets)]
-        requests["fd"], requests["nbytes"] = fd, nbytes
+        requests["fd"], requests["nbytes"], requests["flags"] = fd, nbytes, flags
         requests["offset"], requests["address"] = offsets, addresses
-        # The kernel may take fewer, and the caller then reads the rest.
-        num = _call("io_submit", self._handle, len(offsets), self._pointers.ctypes.data)
-        while num:
-            found = _call("io_getevents", self._handle, num, num, self._events.ctypes.data, 0)
-            events = self._events[:found]
+        try:
+            left = _call("io_submit", self._handle, len(offsets), self._pointers.ctypes.data)
+        except OSError:  # not on this file system, or not with these flags
+            return
+        while left:  # the kernel may have taken fewer: then the caller reads the rest
+            events = self._events[: self._finished(left)]
             counts[events["number"]] = events["count"]
-            num -= found
+            left -= len(events)
+
+    def _finished(self, num: int) -> int:
+        arguments = (num, self._events.ctypes.data, 0)
+        # Most often all of them are, and there is no need to give up Python's lock.
+        found = _call("io_getevents", self._handle, 0, *arguments, keep_lock=True)
+        return found or _call("io_getevents", self._handle, 1, *arguments)
 
     def close(self) -> None:
         """Waits for the reads that are still under way, if any."""
@@ -128,8 +144,9 @@ class _Contexts:
             return None
 
 
-def _call(name: str, *arguments: int) -> int:
-    result = int(_syscall(*map(ctypes.c_long, (_NUMBERS[name], *arguments))))
+def _call(name: str, *arguments: int, keep_lock: bool = False) -> int:
+    syscall = _quick_syscall if keep_lock else _syscall
+    result = int(syscall(*map(ctypes.c_long, (_NUMBERS[name], *arguments))))
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{name}: {os.strerror(code)}")
@@ -137,7 +154,8 @@ def _call(name: str, *arguments: int) -> int:
 
 
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
-_syscall.restype = ctypes.c_long
+_quick_syscall = ctypes.PyDLL(None, use_errno=True).syscall
+_syscall.restype = _quick_syscall.restype = ctypes.c_long
 
 _contexts = _Contexts()
 

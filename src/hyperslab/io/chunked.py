@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
-import mmap
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.io.scratch import scratch
 from hyperslab.io.threads import for_each
 from hyperslab.layout import Box, Span
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
-KEPT_NBYTES = 64 * 2**20
-"""Scratch memory that a thread keeps for its next chunk."""
 SHORT_ROWS = range(16, 4096)
 """Bytes of a row that NumPy copies faster as one item than as many."""
 
@@ -42,6 +37,24 @@ class Chunk:
     """For ``decode``: the filters that were skipped when this chunk was written."""
 
 
+class _Cut(NamedTuple):
+    """What a box has of one chunk, along one dim."""
+
+    place: int
+    """Of the chunk, in the grid."""
+    in_chunk: slice
+    in_box: slice
+
+
+def _cuts(span: Span, size: int) -> list[_Cut]:
+    """The cuts of ``span`` by chunks of ``size``."""
+    found = []
+    for place in range(span.start // size, (span.stop - 1) // size + 1):
+        part = span & Span(place * size, (place + 1) * size)
+        found.append(_Cut(place, part.slice_from(place * size), part.slice_from(span.start)))
+    return found
+
+
 class ChunkedArray(ArrayReader):
     """An array cut into chunks of one shape, each stored whole, at the upper edges too.
 
@@ -52,8 +65,8 @@ class ChunkedArray(ArrayReader):
         find: Gives the chunk at a position in the grid, or None for one that was never written.
             Called from many threads.
         decode: Turns the stored bytes of a chunk into those of its elements in C order; raises
-            ``FormatError`` saying what is wrong with them, and need not name the file. The bytes
-            given are valid until it returns what it made of them, which may be the same. None says
+            ``FormatError`` saying what is wrong with them, and need not name the file. What it
+            gives may be the bytes given, or lie in ``scratch``: it is copied at once. None says
             that chunks are stored as they are; then only what a box needs of a chunk is read.
         fill_value: What chunks hold that were never written.
         storage: What ``storage()`` gives.
@@ -88,24 +101,14 @@ class ChunkedArray(ArrayReader):
         return self._storage
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
-        def read_part(position: tuple[int, ...]) -> None:
-            whole = self._box_at(position)
-            part = whole & box
-            place: tuple[Any, ...] = (..., *part.slices_in(box))  # a view of 0-d arrays too
-            self._read_part(position, part.slices_in(whole), out[place])
+        def read_part(cuts: tuple[_Cut, ...]) -> None:
+            position = tuple(cut.place for cut in cuts)
+            target: tuple[Any, ...] = (..., *(cut.in_box for cut in cuts))  # of 0-d arrays too
+            self._read_part(position, tuple(cut.in_chunk for cut in cuts), out[target])
 
-        for_each(read_part, self._positions(box))
-
-    def _positions(self, box: Box) -> Iterator[tuple[int, ...]]:
-        """The places in the grid of the chunks that ``box`` touches, in the order of the array."""
-        if not box:
-            return iter(())
-        pairs = zip(box.spans, self._chunk_shape, strict=True)
-        return product(*(range(span.start // n, (span.stop - 1) // n + 1) for span, n in pairs))
-
-    def _box_at(self, position: tuple[int, ...]) -> Box:
-        pairs = zip(position, self._chunk_shape, strict=True)
-        return Box(tuple(Span(place * n, (place + 1) * n) for place, n in pairs))
+        if box:
+            along_dims = map(_cuts, box.spans, self._chunk_shape)
+            for_each(read_part, product(*along_dims))
 
     def _read_part(
         self, position: tuple[int, ...], part: tuple[slice, ...], out: NDArray[Any]
@@ -136,7 +139,9 @@ class ChunkedArray(ArrayReader):
         array.read(Box.of(*((along.start, along.stop) for along in part)), out)
 
     def _read_whole(self, chunk: Chunk, part: tuple[slice, ...], out: NDArray[Any]) -> None:
-        with _scratch.lent(chunk) as stored:
+        chunk.file.check_range(chunk.offset, chunk.nbytes)
+        with scratch.borrowed():
+            stored = scratch.take(chunk.nbytes, chunk.offset).data
             chunk.file.read_into(stored, chunk.offset)
             decoded = stored if self._decode is None else self._decode(stored, chunk)
             _copy(self._array(decoded)[part], out)
@@ -161,28 +166,3 @@ def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
         if row_nbytes in SHORT_ROWS and out.strides[-1] == values.strides[-1] == out.itemsize:
             values, out = values.view(f"V{row_nbytes}"), out.view(f"V{row_nbytes}")
     out[...] = values
-
-
-class _Scratch(threading.local):
-    """Memory for the stored bytes of a chunk; each thread has its own, and keeps it."""
-
-    def __init__(self) -> None:
-        self._kept = empty_aligned((0,), np.uint8)
-
-    @contextmanager
-    def lent(self, chunk: Chunk) -> Iterator[memoryview]:
-        """As many bytes as ``chunk`` has stored, which its file must have.
-
-        They lie in a page as they do in the file: so the kernel copies fastest.
-        """
-        chunk.file.check_range(chunk.offset, chunk.nbytes)
-        start = chunk.offset % mmap.PAGESIZE
-        memory, self._kept = self._kept, self._kept[:0]  # so that a nested read gets its own
-        if memory.size < start + chunk.nbytes:
-            memory = empty_aligned((start + chunk.nbytes,), np.uint8)
-        yield memory.data[start : start + chunk.nbytes]
-        if self._kept.size < memory.size <= KEPT_NBYTES:
-            self._kept = memory
-
-
-_scratch = _Scratch()

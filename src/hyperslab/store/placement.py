@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from hyperslab.errors import LayoutError
 from hyperslab.io import ArraySpec
-from hyperslab.layout import Box, Cuts, Grid, Layout, Span, Split, cut_evenly, split_over
-
-AXIS_OF = {"C": "channel", "D": "depth", "H": "height", "W": "width"}
+from hyperslab.io.rank_boxes import check_cuts, sample_layout
+from hyperslab.layout import Box, Cuts, Grid, Layout, Span, Split, cut_evenly
 
 
 @dataclass(frozen=True)
@@ -37,18 +35,8 @@ class Placement:
         cuts: Mapping[str, Sequence[int]] | None = None,
     ) -> Placement:
         """Every array cut evenly, or at ``cuts``, along the axes of its dims."""
-        sample = next(iter(arrays.values()))
-        axes = tuple(AXIS_OF[letter] for letter in sample.axes.names)
-        idle = [axis for axis in grid.long_axes if axis not in (*axes, "sample", "channel")]
-        if idle:
-            raise LayoutError(
-                f"array {sample.name!r} has the dims {sample.axes.names}, but the mesh "
-                f"({grid.describe()}) cuts {' and '.join(idle)}: name the dims by axes=, or leave "
-                "that axis out of the mesh"
-            )
-        whole = split_over(sample.shape, grid, axes, cuts)
-        by_axis = {split.axis: split for split in whole.splits if split}
-        layouts = {name: _layout(spec, by_axis) for name, spec in arrays.items()}
+        check_cuts(next(iter(arrays.values())), grid)
+        layouts = {name: sample_layout(spec, grid, cuts) for name, spec in arrays.items()}
         return cls(grid, rank, arrays, layouts)
 
     @cached_property
@@ -103,9 +91,3 @@ class Placement:
             if self.grid.coords[rank]["channel"] == channel
         ]
         return [(rank, part) for rank, part in parts if part]
-
-
-def _layout(spec: ArraySpec, by_axis: Mapping[str, Split]) -> Layout:
-    if not spec.is_cut:
-        return Layout.unsplit(spec.shape)
-    return Layout(spec.shape, tuple(by_axis.get(AXIS_OF[letter]) for letter in spec.axes.names))

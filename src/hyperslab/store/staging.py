@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io import Dataset
+from hyperslab.io.rank_boxes import around
 from hyperslab.io.stage import StageReport, open_staged, stage
-from hyperslab.layout import Box, Span
 from hyperslab.store.peers import Peers
 from hyperslab.store.placement import Placement
 from hyperslab.store.segment import node_name
@@ -36,7 +36,10 @@ def staged(
     together = ranks_of_node(peers)
     boxes = None
     if not reads_whole:
-        boxes = {name: _around(placement, name, together) for name in placement.arrays}
+        boxes = {
+            name: around([placement.box(name, rank) for rank in together])
+            for name in placement.arrays
+        }
     part = (together.index(placement.rank), len(together))
     faults = {}
     try:
@@ -67,13 +70,6 @@ def ranks_of_node(peers: Peers) -> list[int]:
 def shares_of_node(placement: Placement, peers: Peers) -> list[int]:
     """The shares of the samples that ranks of this node take. Collective over all ranks."""
     return sorted({placement.share_of(rank) for rank in ranks_of_node(peers)})
-
-
-def _around(placement: Placement, array: str, ranks: Sequence[int]) -> Box:
-    """The smallest box around those that ``ranks`` hold."""
-    boxes = [placement.box(array, rank) for rank in ranks]
-    spans = zip(*(box.spans for box in boxes), strict=True)
-    return Box(tuple(Span(min(s.start for s in dim), max(s.stop for s in dim)) for dim in spans))
 
 
 def _raise_first(faults: dict[int, str]) -> None:

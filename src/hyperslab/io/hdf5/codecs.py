@@ -16,12 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hyperslab.errors import FormatError
+from hyperslab.io.scratch import Bytes, scratch
 
-Bytes = NDArray[np.uint8]
 _UINT32 = struct.Struct(">I")
 
 
@@ -76,7 +73,7 @@ def lzf(stored: Bytes, nbytes: int) -> Bytes:
     decompress = function(
         h5py_library(), "lzf_decompress", c_uint32, c_void_p, c_uint32, c_void_p, c_uint32
     )
-    out = np.empty(nbytes, np.uint8)
+    out = scratch.take(nbytes)
     _check(decompress(address(stored), stored.size, address(out), nbytes), nbytes, "LZF")
     return out
 
@@ -90,7 +87,7 @@ def zstd(stored: Bytes, nbytes: int) -> Bytes:
     decompress = function(
         plugin("zstd"), "ZSTD_decompress", c_size_t, c_void_p, c_size_t, c_void_p, c_size_t
     )
-    out = np.empty(nbytes, np.uint8)
+    out = scratch.take(nbytes)
     _check(decompress(address(out), nbytes, address(stored), stored.size), nbytes, "Zstandard")
     return out
 
@@ -100,7 +97,7 @@ def lz4(stored: Bytes, nbytes: int) -> Bytes:
     block_nbytes = min(_block_header(stored, nbytes, "LZ4"), nbytes)
     if not block_nbytes:
         raise FormatError("LZ4 data has blocks of 0 bytes")
-    out = np.empty(nbytes, np.uint8)
+    out = scratch.take(nbytes)
     place = 12
     for start in range(0, nbytes, block_nbytes):
         size = min(block_nbytes, nbytes - start)
@@ -124,7 +121,7 @@ def _lz4_block(stored: Bytes, place: int, packed: int, out: Bytes, start: int, s
 def bitshuffle(stored: Bytes, nbytes: int, itemsize: int, compression: int) -> Bytes:
     """``compression`` is 0 for none, 2 for LZ4 and 3 for Zstandard."""
     num_items = nbytes // itemsize
-    out = np.empty(nbytes, np.uint8)
+    out = scratch.take(nbytes)
     signature = (c_int64, c_void_p, c_void_p, c_size_t, c_size_t, c_size_t)
     if compression:
         names = {2: "bshuf_decompress_lz4", 3: "bshuf_decompress_zstd"}
@@ -160,8 +157,9 @@ def _checked_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) ->
     place += (rest % 8) * itemsize
     _check(stored.size, place, "bitshuffle")
     padding = 2 * min(block, num_items) * itemsize + 64
-    padded = np.zeros(stored.size - 12 + padding, np.uint8)
+    padded = scratch.take(stored.size - 12 + padding)
     padded[: stored.size - 12] = stored[12:]
+    padded[stored.size - 12 :] = 0
     return padded
 
 
@@ -196,7 +194,7 @@ def blosc(stored: Bytes, nbytes: int) -> Bytes:
     )
     if validate(address(stored), stored.size, ctypes.byref(c_size_t())) < 0:
         raise FormatError("Blosc data has a damaged header")
-    out = np.empty(nbytes, np.uint8)
+    out = scratch.take(nbytes)
     _check(decompress(address(stored), address(out), nbytes, 1), nbytes, "Blosc")
     return out
 

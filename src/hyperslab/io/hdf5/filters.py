@@ -13,7 +13,8 @@ import numpy as np
 
 from hyperslab.errors import FormatError
 from hyperslab.io.hdf5 import codecs
-from hyperslab.io.hdf5.codecs import Bytes, MissingLibrary
+from hyperslab.io.hdf5.codecs import MissingLibrary
+from hyperslab.io.scratch import Bytes, scratch
 
 Undo = Callable[[Bytes, int], Bytes]
 """Makes of the stored bytes those before the filter, whose number it is told."""
@@ -118,7 +119,7 @@ def unshuffled(stored: Bytes, nbytes: int, itemsize: int) -> Bytes:
     num_items = stored.size // itemsize
     if itemsize == 1 or num_items < 2:
         return stored
-    out = np.empty_like(stored)
+    out = scratch.take(stored.size)
     whole = num_items * itemsize
     planes = stored[:whole].reshape(itemsize, num_items)
     if itemsize in (2, 4):  # shifts run at several times the speed of copies with a stride

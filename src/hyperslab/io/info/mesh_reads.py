@@ -55,7 +55,7 @@ class MeshReads:
 
 def mesh_reads(dataset: Dataset, grid: Grid, index: int = 0) -> MeshReads:
     """What each rank of ``grid`` reads of sample ``index``."""
-    check_cuts(dataset, grid)
+    check_cuts(dataset.spec, grid)
     _, number = dataset.place_of(index)
     ranks = []
     for rank in range(grid.num_ranks):

@@ -54,7 +54,7 @@ def plan_arrays(
 ) -> tuple[ArrayPlan, ...]:
     """How the arrays of ``dataset`` are written for the ranks of ``grid``, or for any mesh."""
     if grid is not None:
-        check_cuts(dataset, grid)
+        check_cuts(dataset.spec, grid)
     return tuple(
         _plan_array(spec, grid, chunks if spec == dataset.spec else None, channels_first)
         for spec in dataset.arrays.values()

@@ -82,6 +82,11 @@ def plan_units(
 ) -> list[Unit]:
     """What is staged of each file that has one of ``samples``, in the order of the files."""
     asked = dict(boxes or {})
+    if dataset.spans_files:
+        raise ConfigError(
+            f"arrays {list(dataset.arrays)} lie in several files, which are not staged together: "
+            "stage each dataset, then put one beside the other"
+        )
     if unknown := sorted(set(asked) - set(dataset.arrays)):
         raise ConfigError(f"boxes are given for {unknown}, but there are {list(dataset.arrays)}")
     specs = tuple(dataset.arrays.values())
