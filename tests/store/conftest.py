@@ -16,12 +16,13 @@ def label_map(index):
 
 
 def write_samples(folder, num, shape=SHAPE, start=0):
-    """One file a sample, channels last: an image, a label map, a vector."""
+    """One file a sample, channels last: an image, a label map, a vector, a number."""
     for index in range(start, start + num):
         with h5py.File(folder / f"{index:03}.h5", "w") as file:
             file["image"] = np.moveaxis(image(index, shape), 0, -1)
             file["label"] = (image(index, shape)[0] % 5).astype(np.int8)
             file["vector"] = np.array([index, 2 * index], np.float32)
+            file["scalar"] = np.int32(index)
 
 
 @pytest.fixture(scope="session")

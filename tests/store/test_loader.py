@@ -24,7 +24,7 @@ def image(index):
 
 
 def opened(pattern):
-    return hs.open(pattern, sample="image", target=("label", "vector"), axes="DHWC")
+    return hs.open(pattern, sample="image", target=("label", "vector", "scalar"), axes="DHWC")
 
 
 def whole(slab):
@@ -32,7 +32,8 @@ def whole(slab):
 
 
 def check_batch(batch, slabs, symmetry=None):
-    x, label, vector = slabs
+    x, label, vector, scalar = slabs
+    assert whole(scalar).tolist() == list(batch.indices)
     assert x.shape == (len(batch.indices), *SHAPE)
     for row, index in enumerate(batch.indices):
         want = image(index)
@@ -141,13 +142,13 @@ def test_an_epoch_goes_on_in_the_middle_on_another_mesh(axes, shuffle, samples):
         for _ in range(3):
             next(rest)
         state = first.state_dict()
-        expected = [whole(vector) for _, _, vector in rest]
-        expected += [whole(vector) for _, _, vector in first]
+        expected = [whole(vector) for _, _, vector, _ in rest]
+        expected += [whole(vector) for _, _, vector, _ in first]
     num_ranks = np.prod(list(axes.values()))
     other = hs.init(sample=1, width=int(num_ranks), device="cpu")
     with hs.Loader(opened(samples), other, batch_size=2, shuffle=shuffle, seed=9) as second:
         second.load_state_dict(state)
-        found = [whole(vector) for _, _, vector in itertools.chain(second, second)]
+        found = [whole(vector) for _, _, vector, _ in itertools.chain(second, second)]
     assert len(found) == len(expected) == 3 + 6
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -161,7 +162,7 @@ def test_a_loop_that_is_left_is_followed_by_the_next_epoch(axes, samples):
         for _ in loader:
             break
         assert loader.state_dict()["sample"] == 4
-        second = [whole(vector)[:, 0] for _, _, vector in loader]
+        second = [whole(vector)[:, 0] for _, _, vector, _ in loader]
     order = schedule_of(batch_size=4).order(1)
     np.testing.assert_array_equal(np.concatenate(second), order)
 

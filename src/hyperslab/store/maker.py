@@ -73,7 +73,7 @@ class BatchMaker:
         wishes, takes = [], []
         for row, index in enumerate(indices):
             of_sample = [
-                (wish, self._view(batch, wish, arrays[wish.array][row]))
+                (wish, self._view(batch, wish, arrays[wish.array][row, ...]))
                 for wish in self._wishes(batch, index, self._placement.rank)
             ]
             wishes += of_sample

@@ -128,7 +128,7 @@ class MemoryStore:
     def take(self, wish: Wish, out: NDArray[Any]) -> None:
         """Fills ``out`` with what this rank can see of a box; ``swap`` brings the rest."""
         for holder, part in self._holders(wish, self._placement.rank):
-            view = out[part.slices_in(wish.box)]
+            view = _part_of(out, wish.box, part)
             if self._slot(wish.index, holder) is None:
                 self._dataset.read(wish.index, part, out=view, array=wish.array)
             elif holder in self._shelves and self._wait(wish.index, holder) == READY:
@@ -143,7 +143,7 @@ class MemoryStore:
         if all(len(seen) == len(self._seen_by) for seen in self._seen_by):
             return
         awaited = [
-            (wish, holder, part, out[part.slices_in(wish.box)])
+            (wish, holder, part, _part_of(out, wish.box, part))
             for wish, out in mine
             for holder, part in self._holders(wish, self._placement.rank)
             if holder not in self._shelves and self._slot(wish.index, holder) is not None
@@ -171,7 +171,8 @@ class MemoryStore:
         window.get(places)
         for wish, holder, part, out in awaited:
             array = self._arrays_in(slots[wish.index, holder], holder)[wish.array]
-            np.copyto(out, array[part.slices_in(self._placement.box(wish.array, holder))])
+            box = self._placement.box(wish.array, holder)
+            np.copyto(out, _part_of(array, box, part))
 
     def _sends(self, indices: Sequence[int], wishes_of: WishesOf) -> list[tuple[int, NDArray[Any]]]:
         """What ranks that cannot see this one wish for and it keeps, in the order of the batch."""
@@ -208,7 +209,7 @@ class MemoryStore:
 
     def _part(self, wish: Wish, holder: int, part: Box) -> NDArray[Any]:
         array = self._arrays(wish.index, holder)[wish.array]
-        return array[part.slices_in(self._placement.box(wish.array, holder))]
+        return _part_of(array, self._placement.box(wish.array, holder), part)
 
     def _arrays(self, index: int, rank: int) -> dict[str, NDArray[Any]]:
         """The arrays in a slot, channels first."""
@@ -257,6 +258,13 @@ class MemoryStore:
     def close(self) -> None:
         self._shelves = {}
         self._own.close()
+
+
+def _part_of(array: NDArray[Any], box: Box, part: Box) -> NDArray[Any]:
+    """A view of ``part`` in an array that holds ``box``; of a scalar too."""
+    where: tuple[Any, ...] = (*part.slices_in(box), ...)
+    view: NDArray[Any] = array[where]
+    return view
 
 
 def _is_alive(pid: int) -> bool:

@@ -24,7 +24,8 @@ CHUNKS = (2, 8, 8, 9)
 
 
 def specimens() -> list[Specimen]:
-    array = numbered(SHAPE, "int16")
+    # No word of it is 0, which Fletcher's checksum cannot tell from 0xffff.
+    array = numbered(SHAPE, "int16") + np.int16(1)
     gzip = {"chunks": CHUNKS, "compression": "gzip", "shuffle": True}
     layouts: dict[str, dict[str, Any]] = {
         "contiguous": {},
@@ -68,11 +69,13 @@ def _write(folder: Path, array: Any, libver: str, how: dict[str, Any]) -> Path:
 
 
 def _guarded(path: Path, libver: str) -> Iterable[range]:
-    """The chunks with a checksum of their own."""
+    """The chunks with a Fletcher32 checksum.
+
+    That of gzip is not counted: a changed byte may make data with the same (1 of 20,000 did).
+    """
     with h5py.File(path, "r") as file:
         dataset = file["group/x"]
-        is_checked = dataset.fletcher32 or dataset.compression == "gzip"
-        if dataset.chunks is None or not is_checked:
+        if not dataset.fletcher32:
             return
         chunks: list[Any] = []
         dataset.id.chunk_iter(chunks.append)

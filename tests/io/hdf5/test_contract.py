@@ -1,7 +1,10 @@
 """HDF5 files of every layout and filter do what all formats must."""
 
+from typing import ClassVar
+
 import h5py
 import hdf5plugin
+import pytest
 
 from hyperslab.testing.reader_contract import ReaderContract
 
@@ -21,11 +24,15 @@ class Hdf5Contract(ReaderContract):
 
 
 class TestContiguous(Hdf5Contract):
-    ways = {"contiguous": {}, "big-endian": {"byte_order": ">"}, "latest": {"libver": "latest"}}
+    ways: ClassVar = {
+        "contiguous": {},
+        "big-endian": {"byte_order": ">"},
+        "latest": {"libver": "latest"},
+    }
 
 
 class TestChunked(Hdf5Contract):
-    ways = {
+    ways: ClassVar = {
         "chunks": {"chunks": True},
         "gzip": {"chunks": True, "compression": "gzip", "libver": "latest"},
         "shuffle + gzip": {"chunks": True, "compression": "gzip", "shuffle": True},
@@ -37,7 +44,7 @@ class TestChunked(Hdf5Contract):
 class TestChecksummed(Hdf5Contract):
     dtypes = ("uint8", "int16")
     shapes = ((7,), (1, 1, 1))
-    ways = {
+    ways: ClassVar = {
         "fletcher32": {"chunks": True, "fletcher32": True},
         "gzip + fletcher32": {
             "chunks": True,
@@ -53,12 +60,22 @@ class TestPlugins(Hdf5Contract):
     dtypes = ("uint8", "float64")
     shapes = ((7,), (1, 1, 1))
     num_damaged = 25
-    ways = {
+    ways: ClassVar = {
         "bitshuffle": {"chunks": True, **hdf5plugin.Bitshuffle(cname="none")},
         "bitshuffle + lz4": {"chunks": True, **hdf5plugin.Bitshuffle()},
         "bitshuffle + zstd": {"chunks": True, **hdf5plugin.Bitshuffle(cname="zstd")},
         "blosc": {"chunks": True, **hdf5plugin.Blosc()},
-        "blosc2": {"chunks": True, **hdf5plugin.Blosc2()},
         "zstd": {"chunks": True, **hdf5plugin.Zstd()},
         "bzip2": {"chunks": True, **hdf5plugin.BZip2()},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*which only the HDF5 library can undo")
+class TestThroughTheLibrary(Hdf5Contract):
+    dtypes = ("int16", "int32")
+    shapes = ((7,), (1, 1, 1))
+    num_damaged = 15
+    ways: ClassVar = {
+        "scaleoffset": {"chunks": True, "scaleoffset": 0},
+        "blosc2": {"chunks": True, **hdf5plugin.Blosc2()},
     }
