@@ -87,7 +87,7 @@ def body(folder, rounds, num_ranks):
             if mesh.rank == 0:
                 drop_cache(folder)
             note("files, cold", timed(lambda: epoch(files), mesh))
-    with hs.Loader(data, mesh, store="memory", prefetch=1, **options) as loader:
+    with hs.Loader(data, mesh, store="memory", **options) as loader:
         before = bytes_read()
         note("memory, first epoch", timed(lambda: epoch(loader), mesh))
         share = (bytes_read() - before) / (num_mine * sample_nbytes)

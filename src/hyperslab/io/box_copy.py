@@ -26,8 +26,8 @@ DIRECT_NBYTES = 16 << 10
 """Runs at least this long are read straight into place: a call costs as much as 16 KiB copied."""
 GAP_NBYTES = 16 << 10
 """Gaps up to this long are read too, rather than with another call."""
-SCRATCH_NBYTES = 1 << 20
-"""Read at a time where runs are shorter; stays in the cache of a core until it is copied out."""
+SCRATCH_NBYTES = 2 << 20
+"""Read at a time where runs are shorter; stays in the cache until it is copied out."""
 PIECE_NBYTES = 2 << 20
 """Longer runs are read in pieces of this size, by several threads."""
 SLOW_COPY = range(1, 32)
@@ -35,8 +35,8 @@ SLOW_COPY = range(1, 32)
 2 to 5 times slower."""
 SHORT_NBYTES = 256 << 10
 """Threads whose reads are shorter than this would spend their time waiting for Python's lock."""
-MAX_LANES = 8
-"""Threads that read one box: more are not faster than memory."""
+MAX_LANES = 4
+"""Threads that read one box; more were no faster."""
 
 
 class Dim(NamedTuple):
