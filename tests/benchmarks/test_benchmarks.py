@@ -7,13 +7,12 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
-    "read.py": ["--size", "16", "--rounds", "1"],
-    "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
-    "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
+    "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
     "overhead.py": ["--repeats", "1"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
+    "read.py": ["--size", "16", "--rounds", "1"],
+    "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "stress.py": ["--count", "2"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import LayoutError
+from hyperslab.errors import FormatError, LayoutError
 from hyperslab.io.axes import SampleAxes
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.layout import Box, Span
@@ -84,9 +84,14 @@ def _shown(box: object) -> str:
 
 def checked_out(out: NDArray[Any] | None, box: Box, spec: ArraySpec) -> NDArray[Any]:
     if out is None:
-        order = spec.axes.order
-        in_file = empty_aligned(spec.axes.in_file_order(box.shape), spec.dtype)
-        return in_file.transpose(order)
+        shape = spec.axes.in_file_order(box.shape)
+        try:
+            return empty_aligned(shape, spec.dtype).transpose(spec.axes.order)
+        except (MemoryError, ValueError) as error:
+            raise FormatError(
+                f"there is no memory for a box of {spec.dtype} {box.shape} of array {spec.name!r}: "
+                "read smaller boxes, or see whether the file is damaged"
+            ) from error
     if not isinstance(out, np.ndarray):
         raise LayoutError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.shape != box.shape or out.dtype != spec.dtype:

@@ -138,7 +138,9 @@ def test_ctrl_c_while_it_answers_leaves_it_usable(own, path):
     own.ask("names", path)
     os.kill(pid_of(own), signal.SIGSTOP)
     stopped = pid_of(own)
-    timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+    timer = threading.Timer(
+        0.2, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    )
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         own.ask("names", path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import bz2
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -73,25 +73,35 @@ def _undo(spec: FilterSpec) -> Undo:
 
 
 def inflated(stored: Bytes, nbytes: int) -> Bytes:
-    library = _zlib()
-    stream = library.decompressobj()
-    try:
-        # One byte more than expected lets the decoder reach the checksum at the end.
-        data = stream.decompress(stored.data, nbytes + 1)
-    except library.error as error:
-        raise FormatError(f"gzip data is damaged: {error}") from error
-    return _whole(data, stream.eof, nbytes, "gzip")
+    return _inflate()(stored, nbytes)
 
 
 @cache
-def _zlib() -> Any:
+def _inflate() -> Undo:
+    """By libdeflate where it is installed, which takes two thirds of the time of zlib-ng."""
     try:
-        from isal import isal_zlib
+        import deflate
     except ImportError:
-        import zlib
+        return _inflate_by_zlib
 
-        return zlib
-    return isal_zlib
+    def inflate(stored: Bytes, nbytes: int) -> Bytes:
+        try:
+            data = deflate.zlib_decompress(stored.data, nbytes)
+        except deflate.DeflateError as error:
+            raise FormatError(f"gzip data is damaged, or is not {nbytes} bytes long") from error
+        return _whole(data, True, nbytes, "gzip")
+
+    return inflate
+
+
+def _inflate_by_zlib(stored: Bytes, nbytes: int) -> Bytes:
+    stream = zlib.decompressobj()
+    try:
+        # One byte more than expected lets the decoder reach the checksum at the end.
+        data = stream.decompress(stored.data, nbytes + 1)
+    except zlib.error as error:
+        raise FormatError(f"gzip data is damaged: {error}") from error
+    return _whole(data, stream.eof, nbytes, "gzip")
 
 
 def bunzipped(stored: Bytes, nbytes: int) -> Bytes:
