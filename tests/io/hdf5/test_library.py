@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -83,21 +83,12 @@ def test_many_threads_ask_at_once(path):
             assert found == ["x"]
 
 
-def names_in_a_fork(path, queue):
-    queue.put(Hdf5.names(path))
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_another_process_has_its_own(path, method):
     Hdf5.names(path)
     pid = pid_of(library)
-    context = multiprocessing.get_context(method)
-    queue = context.SimpleQueue()
-    process = context.Process(target=names_in_a_fork, args=(path, queue))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert queue.get() == ["x"]
+    with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as process:
+        assert process.submit(Hdf5.names, path).result(60) == ["x"]
     assert Hdf5.names(path) == ["x"]
     assert pid_of(library) == pid
 

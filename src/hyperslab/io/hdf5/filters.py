@@ -113,7 +113,7 @@ def bunzipped(stored: Bytes, nbytes: int) -> Bytes:
     return _whole(data, stream.eof, nbytes, "bzip2")
 
 
-def _whole(data: bytes, ended: bool, nbytes: int, what: str) -> Bytes:
+def _whole(data: bytes | bytearray, ended: bool, nbytes: int, what: str) -> Bytes:
     if len(data) != nbytes:
         than = "more" if len(data) > nbytes else "fewer"
         raise FormatError(f"{what} data is damaged: it holds {than} than the {nbytes} bytes due")
