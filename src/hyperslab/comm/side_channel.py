@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -68,6 +69,13 @@ class SideChannel:
             works += [self._group.recv([_raw(array)], rank, 0) for rank, array in receives]
             for work in works:
                 work.wait()
+
+    def close(self) -> None:
+        """Gives the group up; no other rank may still be in a call."""
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            with suppress(ValueError, RuntimeError):  # the others are gone, or all groups are
+                dist.destroy_process_group(group)
 
 
 def _raw(array: NDArray[Any]) -> Tensor:

@@ -33,6 +33,9 @@ class Peers(Protocol):
     ) -> None:
         """Sends arrays to ranks and fills others from ranks, between two ranks in this order."""
 
+    def close(self) -> None:
+        """Ends it, on this rank alone: no call is under way."""
+
 
 class Alone:
     """One process, or one of several that share no more than their files."""
@@ -54,3 +57,6 @@ class Alone:
     ) -> None:
         assert not sends
         assert not receives
+
+    def close(self) -> None:
+        pass

@@ -73,6 +73,10 @@ class Pipeline(Generic[Plan, Begun, Item]):
             self._thread.join(timeout_seconds)
         self._ready.clear()
 
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         try:
             begun: deque[Begun] = deque()

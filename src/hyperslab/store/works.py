@@ -85,20 +85,22 @@ class Works:
         for fill in _tracked(fills, "Loading samples into memory") if show else fills:
             fill.result()
 
-    def end_pipeline(self, timeout_seconds: float | None = None) -> None:
+    def end_pipeline(self, timeout_seconds: float | None = None) -> bool:
         """Ends it where the other ranks do, so that none is left in the midst of a message.
 
-        After ``timeout_seconds`` it is taken that the others never will.
+        After ``timeout_seconds`` it is taken that the others never will, and it has not ended.
         """
-        if self._pipeline is None:
-            return
+        pipeline, self._pipeline, self._goes_on_at = self._pipeline, None, None
+        if pipeline is None:
+            return True
         if self._peers.grid.num_ranks > 1:
-            self._pipeline.drain(timeout_seconds)
-        self._pipeline.stop()
-        self._pipeline, self._goes_on_at = None, None
+            pipeline.drain(timeout_seconds)
+        pipeline.stop()
+        return pipeline.has_ended
 
     def close(self) -> None:
-        self.end_pipeline(PATIENCE_SECONDS)
+        if self.end_pipeline(PATIENCE_SECONDS):
+            self._peers.close()
         if self._store:
             self._store.stop_waiting()
         self._crew.close()
