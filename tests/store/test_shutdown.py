@@ -1,6 +1,7 @@
 """However a loop ends, threads end with it, and nothing stays behind."""
 
 import gc
+import pickle
 import signal
 import subprocess
 import sys
@@ -119,3 +120,37 @@ def test_numpy_batches_need_no_torch(data):
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(data.paths[0])], check=True)
+
+
+def test_a_loader_that_failed_and_is_forgotten_ends_its_threads(data):
+    before = set(loader_threads())
+    data.read(0)
+    data.paths[0].write_bytes(b"something else")
+    broken = data
+
+    def fail():
+        with pytest.raises(hs.FormatError):
+            list(hs.Loader(broken, batch_size=2).numpy())
+
+    for _ in range(3):
+        fail()
+    gc.collect()
+    assert set(loader_threads()) <= before
+
+
+def test_a_dataset_can_be_pickled(data):
+    other = pickle.loads(pickle.dumps(data))
+    np.testing.assert_array_equal(other.read(3), data.read(3))
+
+
+def test_no_sample_at_all_is_an_error(data, tmp_path):
+    for index in range(3):
+        (tmp_path / f"{index}.raw").write_bytes(b"")
+    (tmp_path / "0.raw").write_bytes(bytes(16))
+    data = hs.open(tmp_path / "*.raw", dtype="float32", shape=(1, 2, 2)).take([1, 2])
+    with hs.Loader(data, bad_samples="skip") as loader:
+        for _ in range(2):
+            with pytest.raises(
+                hs.FormatError, match=r"none of 2 samples could be read.*\.raw is empty"
+            ):
+                list(loader.numpy())

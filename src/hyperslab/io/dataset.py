@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
+from hyperslab.io.files import Identity
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.schedule import Indices, split_samples
 from hyperslab.io.spec import ArraySpec, BoxLike, checked_box, checked_out, has_same_space
+from hyperslab.io.threads import for_each
+
+OpenFile = Callable[[Path], list[ArrayReader]]
 
 
 class Dataset:
@@ -27,7 +31,7 @@ class Dataset:
         paths: Sequence[Path],
         counts: Sequence[int],
         arrays: Sequence[ArraySpec],
-        open_file: Callable[[Path], list[ArrayReader]],
+        open_file: OpenFile,
         options: Mapping[str, Any],
         stats: str | None = None,
     ) -> None:
@@ -45,6 +49,7 @@ class Dataset:
         self.open_file = open_file
         """The readers of a file like these, one an array."""
         self._readers: dict[int, list[ArrayReader]] = {}
+        self._versions: dict[int, Identity | None] = {}
 
     def __len__(self) -> int:
         return self._ends[-1] if self._chosen is None else len(self._chosen)
@@ -96,12 +101,10 @@ class Dataset:
             raise ConfigError("put datasets beside each other first, then take or split samples")
         rows = zip(self.paths, *(other.paths for other in others.values()), strict=True)
         partners = {path: theirs for path, *theirs in rows}
-
-        def open_file(path: Path) -> list[ArrayReader]:
-            opened = zip(others.values(), partners[path], strict=True)
-            return [*self.open_file(path), *(other.open_file(p)[0] for other, p in opened)]
-
-        joined = self.reopened(open_file)
+        if len(partners) < len(self.paths):
+            raise ConfigError("a file is named twice, so it cannot be said what lies beside it")
+        openers = [self.open_file, *(other.open_file for other in others.values())]
+        joined = self.reopened(_JoinedOpener(openers, partners))
         joined.arrays = {
             **self.arrays,
             **{n: _put_beside(self.spec, o, n) for n, o in others.items()},
@@ -109,10 +112,10 @@ class Dataset:
         joined.spans_files = True
         return joined
 
-    def reopened(self, open_file: Callable[[Path], list[ArrayReader]]) -> Dataset:
+    def reopened(self, open_file: OpenFile) -> Dataset:
         """The same samples, read by what ``open_file`` gives for each of the files."""
         other = copy(self)
-        other.open_file, other._readers = open_file, {}
+        other.open_file, other._readers, other._versions = open_file, {}, {}
         return other
 
     def split(self, *, seed: int = 0, **parts: float | Sequence[int]) -> dict[str, Dataset]:
@@ -169,9 +172,27 @@ class Dataset:
             self._readers[file] = self._opened(file)
         return self._readers[file][list(self.arrays).index(array)]
 
+    def fix_versions(self) -> list[Identity | None]:
+        """What every file is like now; one that is another when it is opened later raises.
+
+        So ranks that do this at the same time cannot read different versions of a file.
+        """
+        files = [file for file in range(len(self.paths)) if file not in self._versions]
+        for_each(self._note_version, files)
+        return [self._versions[file] for file in range(len(self.paths))]
+
+    def _note_version(self, file: int) -> None:
+        self._versions.setdefault(file, _identity(self.paths[file]))
+
     def _opened(self, file: int) -> list[ArrayReader]:
         path = self.paths[file]
+        self._note_version(file)
         readers = self.open_file(path)
+        if _identity(path) != self._versions[file]:
+            raise FormatError(
+                f"{path} has changed since it was first looked at: it is being written to, or was "
+                "replaced; open the data again when it is finished"
+            )
         count = self._ends[file] - (self._ends[file - 1] if file else 0)
         for spec, reader in zip(self.arrays.values(), readers, strict=True):
             _check_like(spec, reader, count, path)
@@ -191,6 +212,26 @@ class Dataset:
         if array not in self.arrays:
             raise ConfigError(f"no array {array!r} was opened: there are {list(self.arrays)}")
         return self.arrays[array]
+
+
+@dataclass(frozen=True)
+class _JoinedOpener:
+    """Opens a file and those that lie beside it; can be pickled."""
+
+    openers: list[OpenFile]
+    partners: Mapping[Path, list[Path]]
+
+    def __call__(self, path: Path) -> list[ArrayReader]:
+        first, *others = self.openers
+        pairs = zip(others, self.partners[path], strict=True)
+        return [*first(path), *(open_file(partner)[0] for open_file, partner in pairs)]
+
+
+def _identity(path: Path) -> Identity | None:
+    try:
+        return Identity.of(path.stat())
+    except OSError:  # told when it is read
+        return None
 
 
 def _put_beside(sample: ArraySpec, other: Dataset, name: str) -> ArraySpec:

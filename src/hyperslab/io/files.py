@@ -42,13 +42,15 @@ class DataFile:
     def look_at(cls, path: str | os.PathLike[str]) -> DataFile:
         path = Path(path)
         with explained(path):
-            status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                raise FormatError(f"{path} is a directory, and a file was expected")
-            if not stat.S_ISREG(status.st_mode):
-                raise FormatError(f"{path} is not a regular file")
-            if not os.access(path, os.R_OK):
-                raise PermissionError
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+            try:
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise FormatError(f"{path} is a directory, and a file was expected")
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{path} is not a regular file")
         if not status.st_size:
             raise FormatError(f"{path} is empty (0 bytes)")
         return cls(path, Identity.of(status))
@@ -90,17 +92,20 @@ class DataFile:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the unchanged file; raises at the end if it was changed meanwhile."""
+        """A descriptor of the unchanged file; raises at the end if it was changed meanwhile.
+
+        Or replaced: the descriptor would go on with the old one, while others read the new.
+        """
         with explained(self.path):
             handle = _open_files.take(self)
             try:
                 yield handle.fd
-                self._check_unchanged(handle.fd)
+                self._check_unchanged(self.path.stat())
             finally:
                 _open_files.put_back(self, handle)
 
-    def _check_unchanged(self, fd: int) -> None:
-        if Identity.of(os.fstat(fd)) != self.identity:
+    def _check_unchanged(self, status: os.stat_result) -> None:
+        if Identity.of(status) != self.identity:
             raise FormatError(
                 f"{self.path} has changed since it was opened: it is being written to, or was "
                 "replaced; open the data again when it is finished"
@@ -148,7 +153,7 @@ class _OpenFiles:
     def _open(file: DataFile) -> int:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            file._check_unchanged(fd)
+            file._check_unchanged(os.fstat(fd))
         except FormatError:
             os.close(fd)
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,9 +61,7 @@ def open(
     if unknown := sorted(set(by_name) - set(names)):
         raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {names}")
 
-    def open_file(path: Path) -> list[ArrayReader]:
-        return _open_file(cls, path, names, settings)
-
+    open_file = Opener(cls, tuple(names), settings)
     first = open_file(files[0])
     specs = _specs(files[0], names, first, by_name)
     counts = _counts(files, specs[0], first, open_file)
@@ -113,10 +113,17 @@ def _names(
     return names
 
 
-def _open_file(
-    cls: type[Format], path: Path, names: Sequence[str], options: Mapping[str, Any]
-) -> list[ArrayReader]:
-    return _explained(cls, path, options, lambda: cls.open(path, names, **options))
+@dataclass(frozen=True)
+class Opener:
+    """Opens files of one kind; can be pickled."""
+
+    format: type[Format]
+    names: tuple[str, ...]
+    options: Mapping[str, Any]
+
+    def __call__(self, path: Path) -> list[ArrayReader]:
+        call = partial(self.format.open, path, self.names, **self.options)
+        return _explained(self.format, path, self.options, call)
 
 
 def _explained(

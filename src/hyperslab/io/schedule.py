@@ -58,7 +58,8 @@ class Schedule:
             value: object = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}")
-        if not 0 <= self.seed < 2**64:
+        seed: object = self.seed
+        if not isinstance(seed, int) or not 0 <= seed < 2**64:
             raise ConfigError(f"seed must be a whole number of 0 to 2**64 - 1, got {self.seed!r}")
         if self.drop_last and self.batch_size > self.num_samples:
             raise ConfigError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import ArraySpec
 from hyperslab.layout import Layout
 from hyperslab.nn.slab import Slab
@@ -31,6 +31,10 @@ class SlabDelivery:
         stats: str | None,
         dtype: torch.dtype | None,
     ) -> None:
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"dtype must be a torch.dtype, such as torch.float32, got {dtype!r}")
+        if dtype is not None and not normalize.is_nothing and not dtype.is_floating_point:
+            raise ConfigError(f"values are normalized to fractions, which {dtype} cannot hold")
         self._mesh, self._placement = mesh, placement
         self._normalize, self._stats, self._dtype = normalize, stats, dtype
         self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
@@ -60,10 +64,14 @@ class SlabDelivery:
 
     def _slabs(self, local: LocalBatch) -> dict[str, Slab]:
         sample = next(iter(self._placement.arrays))
+        for name, array in local.arrays.items():
+            _check_range(name, array)
         on_device = {name: self._moved(array) for name, array in local.arrays.items()}
         stats = on_device.pop(self._stats) if self._stats else None
         return {
-            name: self._slab(local, name, self._sample(x, stats) if name == sample else _target(x))
+            name: self._slab(
+                local, name, self._sample(x, stats) if name == sample else self._target(x)
+            )
             for name, x in on_device.items()
         }
 
@@ -77,6 +85,13 @@ class SlabDelivery:
             return _converted(x, dtype)
         y = _converted(x, torch.promote_types(dtype, torch.float32), owned=True)
         return normalized(y, self._normalize, stats, "C" in self._spec.axes.letters).to(dtype)
+
+    def _target(self, x: Tensor) -> Tensor:
+        """Whole numbers as torch's losses want them, others in float32 or the sample's float64."""
+        if x.is_floating_point():
+            model = self._dtype or torch.get_default_dtype()
+            return _converted(x, torch.promote_types(model, torch.float32))
+        return _converted(x, x.dtype if x.is_complex() or x.dtype == torch.bool else torch.int64)
 
     @property
     def _spec(self) -> ArraySpec:
@@ -121,11 +136,12 @@ def normalized(x: Tensor, how: Normalize, stats: Tensor | None, has_channels: bo
     return x
 
 
-def _target(x: Tensor) -> Tensor:
-    """Labels as torch's losses want them, and other values in the precision of the model."""
-    if x.is_floating_point():
-        return _converted(x, torch.get_default_dtype())
-    return _converted(x, x.dtype if x.is_complex() or x.dtype == torch.bool else torch.int64)
+def _check_range(name: str, array: NDArray[Any]) -> None:
+    """Raises for numbers that torch's largest whole numbers cannot hold."""
+    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
+        raise FormatError(
+            f"array {name!r} has a value of {array.max()}, and torch's whole numbers end at 2**63"
+        )
 
 
 def _converted(x: Tensor, dtype: torch.dtype, owned: bool = False) -> Tensor:

@@ -18,6 +18,7 @@ from hyperslab.io import Dataset
 from hyperslab.io.buffers import BufferPool
 from hyperslab.io.schedule import Position, Schedule
 from hyperslab.layout import Grid
+from hyperslab.store.alike import check_alike
 from hyperslab.store.augment import Augmentation
 from hyperslab.store.budget import parse_nbytes
 from hyperslab.store.crew import Crew
@@ -27,6 +28,7 @@ from hyperslab.store.normalize import Normalize
 from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Alone, Peers
 from hyperslab.store.placement import Placement
+from hyperslab.store.saved import restored, saved
 from hyperslab.store.staging import shares_of_node, staged
 from hyperslab.store.works import Deliver, Works, num_readers
 
@@ -48,6 +50,7 @@ class Loader:
 
     The order of samples depends on ``seed`` and the epoch alone, not on the mesh, and is known in
     advance, so the next ``prefetch`` batches are always on their way, over the end of an epoch too.
+    A loop that is left early is followed by the next epoch.
 
     Making one is collective over the mesh, as is iterating: every rank takes the same steps.
 
@@ -66,10 +69,11 @@ class Loader:
             ``Normalize``; done on the device, for the sample alone.
         augment: ``flip`` mirrors samples at random, ``cube`` also permutes equal spatial extents;
             label maps go along.
-        dtype: Of the sample; torch's default, if not given.
+        dtype: Of the sample; torch's default, if not given. Targets come as int64 if they are whole
+            numbers, else as float32, or as float64 if the sample does.
         as_dict: Yields arrays by name, not as a tuple of the sample and its targets.
         bad_samples: ``stop`` raises on all ranks when one cannot read a sample; with ``skip`` all
-            ranks leave it out, and ``skipped`` tells which and why.
+            ranks leave it out, and ``skipped`` tells which and why; batches are then shorter.
         memory_budget: For the store, per rank, such as ``"20GiB"``; half of the node's free memory,
             shared by its ranks, if not given. What does not fit goes to local disk.
         spill_dir: Where that is; the system's folder for temporary files, if not given.
@@ -111,6 +115,21 @@ class Loader:
         _check_choice("transport", transport, TRANSPORTS)
         _check_count("prefetch", prefetch, least=0)
         _check_count("threads", threads, least=1)
+        if mesh is not None and not hasattr(mesh, "grid"):
+            raise ConfigError(f"mesh must come from hyperslab.init, got {mesh!r}")
+        self._arguments = {
+            "store": store,
+            "prefetch": prefetch,
+            "normalize": normalize,
+            "augment": augment,
+            "dtype": dtype,
+            "as_dict": as_dict,
+            "bad_samples": bad_samples,
+            "preload": preload,
+            "transport": transport,
+            "cuts": cuts,
+            "whether there is a stage_dir": stage_dir is not None,
+        }
         self._dataset, self._mesh = dataset, mesh
         self._as_dict, self._skips, self._dtype = as_dict, bad_samples == "skip", dtype
         self._uses_memory, self._preloads, self._prefetch = store == "memory", preload, prefetch
@@ -163,24 +182,14 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is; ``load_state_dict`` goes on there, on any mesh."""
-        schedule = self._schedule
-        return {
-            "epoch": self._at.epoch,
-            "sample": self._at.sample,
-            "seed": schedule.seed,
-            "shuffle": schedule.shuffle,
-            "num_samples": schedule.num_samples,
-            "num_shares": schedule.num_shares,
-            "batch_size": schedule.batch_size,
-        }
+        return saved(self._schedule, self._at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where ``state`` was taken, with its seed; the batch size may be another."""
-        schedule = _restored(self._schedule, state)
-        self._at = schedule.checked(Position(int(state["epoch"]), int(state["sample"])))
-        self._schedule, self._is_within = schedule, False
+        self._schedule, self._at = restored(self._schedule, state)
+        self._is_within = False
         if self._augmentation:
-            self._augmentation = replace(self._augmentation, seed=schedule.seed)
+            self._augmentation = replace(self._augmentation, seed=self._schedule.seed)
         self._loop += 1
 
     def close(self) -> None:
@@ -204,11 +213,12 @@ class Loader:
         works.start(self._at, self._schedule, deliver)
         self._loop += 1
         loop, self._is_within = self._loop, True
-        epoch = self._at.epoch
+        epoch, num_taken = self._at.epoch, self._at.sample
         while self._at.epoch == epoch:
             local, delivered = works.take()
             self._note(local)
             self._at = local.batch.next
+            num_taken += sum(local.sizes)
             if sum(local.sizes):
                 yield delivered
             if loop != self._loop:
@@ -217,6 +227,11 @@ class Loader:
                     "closed or set to another state"
                 )
         self._is_within = False
+        if not num_taken:
+            raise FormatError(
+                f"none of {len(self._dataset)} samples could be read, the first because "
+                f"{next(iter(self.skipped.values()))}"
+            )
 
     def _note(self, local: LocalBatch) -> None:
         """Raises or remembers what could not be read, on all ranks alike."""
@@ -231,6 +246,7 @@ class Loader:
 
     def _begin_works(self) -> Works:
         peers = self._peers()
+        check_alike(self._dataset, self._arguments, peers)
         if self._stage_dir:
             self._dataset = self._staged(peers, self._stage_dir)
             self._stage_dir = None
@@ -330,24 +346,6 @@ class NumpyBatches:
 
 def _arrays(local: LocalBatch) -> dict[str, NDArray[Any]]:
     return local.arrays
-
-
-def _restored(schedule: Schedule, state: Mapping[str, Any]) -> Schedule:
-    known = {"epoch", "sample", "seed", "shuffle", "num_samples", "num_shares", "batch_size"}
-    if missing := sorted(known - set(state)):
-        raise ConfigError(f"this is not the state of a loader: it has no {', '.join(missing)}")
-    for name in ("num_samples", "shuffle"):
-        if state[name] != getattr(schedule, name):
-            raise ConfigError(
-                f"the state was saved with {name}={state[name]!r}, but the loader has "
-                f"{getattr(schedule, name)!r}: the order of samples would be another"
-            )
-    if schedule.shuffle == "local" and state["batch_size"] != schedule.batch_size:
-        raise ConfigError(
-            f"the state was saved with batch_size={state['batch_size']}, on which the order of "
-            f"shuffle='local' depends, but the loader has {schedule.batch_size}"
-        )
-    return replace(schedule, seed=state["seed"], num_shares=state["num_shares"])
 
 
 def _augmentation(kind: str | None, seed: int, dataset: Dataset) -> Augmentation | None:

@@ -85,7 +85,8 @@ class MemoryStore:
         self._shelves = map_shelves(self.holdings, placement.rank, self._own.as_shelf())
         self._seen_by = peers.tell_all(frozenset(self._shelves))
         memory = self._shelves[placement.rank].memory
-        self._window = Window(memory, placement.grid, placement.rank) if uses_mpi else None
+        if uses_mpi and placement.grid.num_ranks > 1:
+            self._window = Window(memory, placement.grid, placement.rank)
         self._begun: set[int] = set()
         self._errors: dict[int, str] = {}
         self._stopped = threading.Event()
@@ -196,7 +197,9 @@ class MemoryStore:
         ]
 
     def _holders(self, wish: Wish, taker: int) -> list[tuple[int, Box]]:
-        """Who keeps the parts of a box that ``taker`` wishes for."""
+        """Who keeps the parts of a box that ``taker`` wishes for; nobody those of an empty one."""
+        if not wish.box:
+            return []
         share = int(self._owners.shares[wish.index])
         return self._placement.holders(wish.array, share, wish.box, taker)
 

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from hyperslab.errors import CommError
+
 Plan = TypeVar("Plan")
 Begun = TypeVar("Begun")
 Item = TypeVar("Item")
@@ -44,12 +46,17 @@ class Pipeline(Generic[Plan, Begun, Item]):
             while not self._ready and self._error is None:
                 self._change.wait()
             if not self._ready:
-                assert self._error is not None
-                raise self._error
+                raise self._told_error()
             item = self._ready.popleft()
             if self._depth:
                 self._allow_one_more()
         return item
+
+    def _told_error(self) -> BaseException:
+        """What was raised, once; then words: who raises an error gives it what he refers to."""
+        assert self._error is not None
+        error, self._error = self._error, CommError(f"batches are no longer made: {self._error}")
+        return error
 
     def _allow_one_more(self) -> None:
         self._num_allowed += 1

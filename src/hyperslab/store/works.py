@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, ConfigError
 from hyperslab.io.buffers import BufferPool
 from hyperslab.io.schedule import Batch, Position, Schedule
 from hyperslab.store.crew import Crew
@@ -37,6 +37,7 @@ class Works:
     ) -> None:
         self._maker, self._peers, self._crew, self._pool = maker, peers, crew, pool
         self._store, self._prefetch = store, prefetch
+        self._pid = os.getpid()
         self._pipeline: Pipeline[Batch, Reading, Delivered] | None = None
         self._goes_on_at: tuple[Position, Schedule, Deliver] | None = None
 
@@ -63,6 +64,11 @@ class Works:
         """The next batch, as it was delivered."""
         assert self._pipeline is not None
         assert self._goes_on_at is not None
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"the loader belongs to process {self._pid}, and its threads did not come along "
+                f"into process {os.getpid()}: make another loader here"
+            )
         local, delivered = self._pipeline.take()
         self._goes_on_at = (local.batch.next, *self._goes_on_at[1:])
         return local, delivered
@@ -99,6 +105,8 @@ class Works:
         return pipeline.has_ended
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
         if self.end_pipeline(PATIENCE_SECONDS):
             self._peers.close()
         if self._store:

@@ -24,6 +24,8 @@ class Record:
     identity: tuple[int, int]
     files: Mapping[str, Written]
     """By name."""
+    modified_ns: Mapping[str, int]
+    """When they were last written to, by name: if later, their checksums are compared."""
     is_copy: bool
     """Whether there is one, a copy of the source as it is, rather than one for each array."""
     version: int = VERSION
@@ -43,7 +45,8 @@ def array_name(unit: Unit, array: str) -> str:
 
 
 def write_record(unit: Unit, directory: Path, files: Mapping[str, Written], is_copy: bool) -> None:
-    record = Record(unit.source, unit.identity, files, is_copy)
+    modified_ns = {name: (directory / name).stat().st_mtime_ns for name in files}
+    record = Record(unit.source, unit.identity, files, modified_ns, is_copy)
     with partial_file(record_path(unit, directory)) as (_, fd):
         os.write(fd, json.dumps(asdict(record), indent=1).encode())
 
@@ -51,7 +54,8 @@ def write_record(unit: Unit, directory: Path, files: Mapping[str, Written], is_c
 def find_record(unit: Unit, directory: Path, *, verify: bool = False) -> Record | str:
     """The record of ``unit``, or in words why what is there cannot be used.
 
-    The sizes of its files are compared with the disk, and with ``verify`` their checksums.
+    The sizes of its files are compared with the disk, and their checksums with ``verify`` or where
+    a file was written to since.
     """
     try:
         content = json.loads(record_path(unit, directory).read_text())
@@ -64,7 +68,7 @@ def find_record(unit: Unit, directory: Path, *, verify: bool = False) -> Record 
     if (record.source, tuple(record.identity)) != (unit.source, tuple(unit.identity)):
         return "its record is of another file"
     for name, written in expected.items():
-        if reason := _damage(directory / name, written, verify):
+        if reason := _damage(directory / name, written, record.modified_ns.get(name), verify):
             return reason
     return record
 
@@ -82,13 +86,14 @@ def remove_older(units: list[Unit], directory: Path) -> None:
                 (directory / name).unlink()
 
 
-def _damage(path: Path, expected: Written, verify: bool) -> str | None:
+def _damage(path: Path, expected: Written, modified_ns: int | None, verify: bool) -> str | None:
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
-    if size != expected.nbytes:
+    if (size := status.st_size) != expected.nbytes:
         return f"{path} has {size} bytes, and {expected.nbytes} were staged"
-    if verify and size and checksum_of(path) != expected:
+    is_doubtful = verify or status.st_mtime_ns != modified_ns
+    if is_doubtful and size and checksum_of(path) != expected:
         return f"{path} is damaged: its checksum is not that of what was staged"
     return None

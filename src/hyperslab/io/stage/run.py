@@ -170,12 +170,21 @@ def _copied(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> dict[st
         return None
     target = folder / copy_name(unit)
     written = copy_file(unit.path, target, meter)
-    try:
-        dataset.open_file(target)
-    except FormatError:  # it has links to files beside it
+    if not _can_be_opened(dataset, target):  # it has links to files beside it
         target.unlink(missing_ok=True)
         return None
     return {target.name: written}
+
+
+def _can_be_opened(dataset: Dataset, path: Path) -> bool:
+    """Tried again, as another process may have put its own copy there meanwhile."""
+    for _ in range(5):
+        try:
+            dataset.open_file(path)
+        except FormatError:
+            continue
+        return True
+    return False
 
 
 def _has_its_data(dataset: Dataset, unit: Unit) -> bool:
