@@ -22,7 +22,7 @@ def spec_of(shape):
 )
 def test_the_pre_image_of_a_box_becomes_that_box(shape, kind, index, data):
     sample = np.arange(np.prod(shape)).reshape(shape)
-    symmetry = Augmentation(kind, 0, shape[1:]).symmetry(0, index)
+    symmetry = Augmentation(kind, shape[1:]).symmetry(0, 0, index)
     turned = sample.transpose(0, *(1 + dim for dim in symmetry.order))
     turned = np.flip(turned, [1 + dim for dim, flip in enumerate(symmetry.flips) if flip])
     assert turned.shape == shape
@@ -35,18 +35,18 @@ def test_the_pre_image_of_a_box_becomes_that_box(shape, kind, index, data):
 
 
 def test_all_symmetries_of_a_cube_are_drawn_and_change_with_the_epoch():
-    augmentation = Augmentation("cube", 7, (8, 8, 8))
-    drawn = [augmentation.symmetry(epoch, index) for epoch in range(10) for index in range(200)]
+    augmentation = Augmentation("cube", (8, 8, 8))
+    drawn = [augmentation.symmetry(7, epoch, index) for epoch in range(10) for index in range(200)]
     assert len(set(drawn)) == 48
     assert drawn[:200] != drawn[200:400]
 
 
 def test_extents_that_differ_are_not_permuted():
-    augmentation = Augmentation("cube", 0, (4, 8, 4))
-    orders = {augmentation.symmetry(0, index).order for index in range(100)}
+    augmentation = Augmentation("cube", (4, 8, 4))
+    orders = {augmentation.symmetry(0, 0, index).order for index in range(100)}
     assert orders == {(0, 1, 2), (2, 1, 0)}
 
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ConfigError, match="augment must be one of flip, cube or None, got 'spin'"):
-        Augmentation("spin", 0, (4,))
+        Augmentation("spin", (4,))

@@ -38,7 +38,7 @@ def check_batch(batch, slabs, symmetry=None):
     for row, index in enumerate(batch.indices):
         want = image(index)
         if symmetry:
-            found = symmetry(batch.at.epoch, index)
+            found = symmetry(batch.seed, batch.at.epoch, index)
             want = want.transpose(0, *(1 + dim for dim in found.order))
             want = np.flip(want, [1 + dim for dim, flip in enumerate(found.flips) if flip])
         np.testing.assert_array_equal(whole(x)[row], want)
@@ -70,7 +70,7 @@ def test_every_mesh_visits_the_same_samples_in_the_same_order(axes, store, sampl
 def test_each_rank_takes_the_pre_image_of_its_box(axes, store, samples):
     mesh = hs.init(**axes, device="cpu")
     loader = hs.Loader(opened(samples), mesh, batch_size=4, store=store, augment="flip")
-    symmetry = Augmentation("flip", 0, SHAPE[1:]).symmetry
+    symmetry = Augmentation("flip", SHAPE[1:]).symmetry
     batches = schedule_of(batch_size=4).batches(Position(0, 0))
     with loader:
         for slabs in itertools.chain(loader, loader):
@@ -81,14 +81,14 @@ def test_each_rank_takes_the_pre_image_of_its_box(axes, store, samples):
 @pytest.mark.parametrize("axes", [{"depth": 2, "height": 2}, {"width": 3}], ids=str)
 def test_cubes_are_turned_in_the_memory_of_the_ranks(axes, cubes):
     data = hs.open(cubes, axes="NCDHW")
-    symmetry = Augmentation("cube", 5, (6, 6, 6)).symmetry
+    symmetry = Augmentation("cube", (6, 6, 6)).symmetry
     batches = Schedule(num_samples=7, batch_size=2, seed=5).batches(Position(0, 0))
     mesh = hs.init(**axes, device="cpu")
     with hs.Loader(data, mesh, batch_size=2, seed=5, augment="cube") as loader:
         for x in itertools.chain(loader, loader):
             batch = next(batches)
             for row, index in zip(whole(x), batch.indices, strict=True):
-                found = symmetry(batch.at.epoch, index)
+                found = symmetry(batch.seed, batch.at.epoch, index)
                 want = data.read(index).transpose(0, *(1 + dim for dim in found.order))
                 want = np.flip(want, [1 + dim for dim, flip in enumerate(found.flips) if flip])
                 np.testing.assert_array_equal(row, want)
@@ -103,7 +103,7 @@ def test_boxes_come_from_other_nodes_as_messages(axes, num_nodes, augment, sampl
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % num_nodes}")
         loader = hs.Loader(opened(samples), mesh, batch_size=5, augment=augment)
-        symmetry = Augmentation("flip", 0, SHAPE[1:]).symmetry if augment else None
+        symmetry = Augmentation("flip", SHAPE[1:]).symmetry if augment else None
         batches = schedule_of(batch_size=5).batches(Position(0, 0))
         with loader:
             for slabs in itertools.chain(loader, loader, loader):
@@ -200,3 +200,27 @@ def test_ranks_of_a_node_copy_what_they_read_to_its_disk(axes, store, samples, t
         with loader:
             for slabs in itertools.chain(loader, loader):
                 check_batch(next(batches), slabs)
+
+
+def test_a_loaded_state_brings_its_seed_to_augmentation_too(cubes):
+    data = hs.open(cubes, axes="NCDHW")
+
+    def cubes_of(loader):
+        return [x.copy() for x in loader.numpy()]
+
+    with hs.Loader(data, batch_size=2, seed=1, augment="cube") as first:
+        state, expected = first.state_dict(), cubes_of(first)
+    with hs.Loader(data, batch_size=2, seed=2, augment="cube") as second:
+        cubes_of(second)
+        second.load_state_dict(state)
+        for ours, theirs in zip(cubes_of(second), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+def test_a_folder_that_one_rank_lacks_stops_all(samples, tmp_path):
+    mesh = hs.init(sample=2, device="cpu")
+    folder = tmp_path if mesh.rank else tmp_path / "missing"
+    loader = hs.Loader(opened(samples), mesh, spill_dir=folder)
+    with pytest.raises(hs.ConfigError, match=r"missing is not a directory \(rank 0\)"):
+        next(iter(loader))

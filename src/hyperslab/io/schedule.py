@@ -30,6 +30,8 @@ class Batch(NamedTuple):
     at: Position
     indices: tuple[int, ...]
     next: Position
+    seed: int
+    """Of the schedule, for whatever else is drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class Schedule:
                 after = Position(at.epoch, stop)
                 if self._stop(stop) is None:
                     after = Position(at.epoch + 1, 0)
-                yield Batch(at, tuple(order[at.sample : stop].tolist()), after)
+                yield Batch(at, tuple(order[at.sample : stop].tolist()), after, self.seed)
                 at = Position(at.epoch, stop)
             at = Position(at.epoch + 1, 0)
 

@@ -56,7 +56,6 @@ class Augmentation:
     """
 
     kind: str
-    seed: int
     extents: tuple[int, ...]
     """Of the spatial dims."""
 
@@ -66,8 +65,8 @@ class Augmentation:
                 f"augment must be one of {', '.join(KINDS)} or None, got {self.kind!r}"
             )
 
-    def symmetry(self, epoch: int, index: int) -> Symmetry:
-        word = int(hash_words(1, self.seed, epoch, index)[0])
+    def symmetry(self, seed: int, epoch: int, index: int) -> Symmetry:
+        word = int(hash_words(1, seed, epoch, index)[0])
         num = len(self.extents)
         flips = tuple(bool(word >> bit & 1) for bit in range(num))
         orders = self._orders()

@@ -6,14 +6,13 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError, FormatError
+from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io import Dataset
 from hyperslab.io.buffers import BufferPool
 from hyperslab.io.schedule import Position, Schedule
@@ -148,7 +147,7 @@ class Loader:
             drop_last=drop_last,
             num_shares=self._placement.num_shares if shuffle == "local" else 1,
         )
-        self._augmentation = _augmentation(augment, seed, dataset)
+        self._augmentation = _augmentation(augment, dataset)
         self._normalize = _checked_normalize(normalize, dataset)
         self._at = Position(0, 0)
         self._is_within = False
@@ -188,8 +187,6 @@ class Loader:
         """Goes on where ``state`` was taken, with its seed; the batch size may be another."""
         self._schedule, self._at = restored(self._schedule, state)
         self._is_within = False
-        if self._augmentation:
-            self._augmentation = replace(self._augmentation, seed=self._schedule.seed)
         self._loop += 1
 
     def close(self) -> None:
@@ -246,21 +243,27 @@ class Loader:
 
     def _begin_works(self) -> Works:
         peers = self._peers()
-        check_alike(self._dataset, self._arguments, peers)
-        if self._stage_dir:
-            self._dataset = self._staged(peers, self._stage_dir)
-            self._stage_dir = None
-        crew = Crew(self._num_threads)
-        pool = self._pool()
-        store = self._store(peers) if self._uses_memory else None
-        maker = BatchMaker(
-            self._dataset, self._placement, peers, crew, pool, store, self._augmentation
-        )
-        works = Works(maker, peers, crew, pool, store, self._prefetch)
+        try:
+            check_alike(self._dataset, self._arguments, peers)
+            if self._stage_dir:
+                self._dataset = self._staged(peers, self._stage_dir)
+                self._stage_dir = None
+            store = self._store(peers) if self._uses_memory else None
+        except HyperslabError:
+            peers.close()
+            raise
+        works = self._works_with(peers, store)
         self._finalizer = weakref.finalize(self, works.close)
         if store and self._preloads:
             works.preload(show=self._placement.rank == 0)
         return works
+
+    def _works_with(self, peers: Peers, store: MemoryStore | None) -> Works:
+        crew, pool = Crew(self._num_threads), self._pool()
+        maker = BatchMaker(
+            self._dataset, self._placement, peers, crew, pool, store, self._augmentation
+        )
+        return Works(maker, peers, crew, pool, store, self._prefetch)
 
     def _staged(self, peers: Peers, directory: Path) -> Dataset:
         """The dataset on the node's own disk: only samples that its ranks read from files."""
@@ -348,11 +351,11 @@ def _arrays(local: LocalBatch) -> dict[str, NDArray[Any]]:
     return local.arrays
 
 
-def _augmentation(kind: str | None, seed: int, dataset: Dataset) -> Augmentation | None:
+def _augmentation(kind: str | None, dataset: Dataset) -> Augmentation | None:
     if kind is None:
         return None
     named = zip(dataset.spec.axes.names, dataset.shape, strict=True)
-    return Augmentation(kind, seed, tuple(extent for name, extent in named if name != "C"))
+    return Augmentation(kind, tuple(extent for name, extent in named if name != "C"))
 
 
 def _checked_normalize(how: str | Normalize | None, dataset: Dataset) -> Normalize:

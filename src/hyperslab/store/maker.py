@@ -132,7 +132,7 @@ class BatchMaker:
     def _symmetry(self, batch: Batch, index: int, array: str) -> Symmetry | None:
         if self._augmentation is None or not self._placement.arrays[array].is_cut:
             return None
-        return self._augmentation.symmetry(batch.at.epoch, index)
+        return self._augmentation.symmetry(batch.seed, batch.at.epoch, index)
 
     def _take(self, wishes: Sequence[tuple[Wish, NDArray[Any]]]) -> None:
         for wish, out in wishes:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import CommError, FormatError
+from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import Dataset
 from hyperslab.io.schedule import Schedule
 from hyperslab.layout import Box
@@ -73,14 +73,7 @@ class MemoryStore:
         self._owners = assign_owners(schedule, placement.num_shares, first_epoch)
         self._formats: dict[int, SlotFormat] = {}
         self._window: Window | None = None
-        node = node_name()
-        self._own = OwnShelf(
-            self._owners.num_owned(placement.share),
-            self._format(placement.rank).nbytes,
-            peers.tell_all(node).count(node),
-            memory_budget,
-            spill_dir,
-        )
+        self._own = self._made_shelf(memory_budget, spill_dir)
         self.holdings = peers.tell_all(self._own.holding)
         self._shelves = map_shelves(self.holdings, placement.rank, self._own.as_shelf())
         self._seen_by = peers.tell_all(frozenset(self._shelves))
@@ -90,6 +83,20 @@ class MemoryStore:
         self._begun: set[int] = set()
         self._errors: dict[int, str] = {}
         self._stopped = threading.Event()
+
+    def _made_shelf(self, memory_budget: int | None, spill_dir: Path | None) -> OwnShelf:
+        """This rank's slots; raises on all ranks if one has no room for its own."""
+        node, rank = node_name(), self._placement.rank
+        num_local = self._peers.tell_all(node).count(node)
+        num_owned = self._owners.num_owned(self._placement.share)
+        nbytes, faults = self._format(rank).nbytes, {}
+        try:
+            shelf = OwnShelf(num_owned, nbytes, num_local, memory_budget, spill_dir)
+        except ConfigError as error:
+            faults[rank] = str(error)
+        if faults := self._peers.settle(faults):
+            raise ConfigError(faults[min(faults)])
+        return shelf
 
     def to_fill(self, indices: Sequence[int]) -> list[int]:
         """Those of ``indices`` that this rank is to ``fill`` now; each is named once."""
