@@ -46,6 +46,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("io", "testing"):
+        return import_module(f"hyperslab.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'hyperslab' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -171,7 +171,7 @@ def test_wrong_usage_exits_with_2(tmp_path, monkeypatch, arguments, words):
         (["info", "x.npy", "--index", "7"], "no sample 7"),
         (["info", "x.npy", "--mesh", "depth=2"], "cuts along depth"),
         (["info", "x.npy", "--png", "no/folder.png"], "cannot be written"),
-        (["info", "x.npy", "-o", "shape=4x4"], "does not take options"),
+        (["info", "x.npy", "-o", "shape=4x4"], "cannot be opened with options"),
         (["repack", "x.npy", "x.npy/out"], "cannot be written"),
         (["stage", "x.npy", "out", "--mesh", "width=2", "--ranks", "0-2"], "there is no rank 2"),
     ],

@@ -100,7 +100,7 @@ def test_parts_of_a_dataset_share_its_files(folder):
         ({"sample": "image", "target": "image"}, "named twice"),
         ({"preset": "nothing"}, "no preset 'nothing': known are cosmoflow"),
         ({"sample": "image", "format": "tiff"}, "no format 'tiff': known are hdf5"),
-        ({"sample": "image", "colour": "red"}, "which does not take options like .*colour"),
+        ({"sample": "image", "colour": "red"}, r"cannot be opened with options \['colour'\]"),
     ],
 )
 def test_what_cannot_be_opened_is_told_in_a_line(arguments, words, folder):
@@ -128,7 +128,7 @@ def test_a_file_unlike_the_first_is_named_with_its_sample(folder):
         file["image"] = np.zeros((5, 6, 8, 2), np.int16)
     data = hs.open(folder / "*.h5", sample="image", axes="DHWC")
     data.read(0)
-    words = r"sample 1, array 'image': .*1\.h5 has int16 \(5, 6, 8, 2\), but samples of int16"
+    words = r"sample 1, array 'image': .*1\.h5 has int16 \(5, 6, 8, 2\) as 'image', but samples of"
     with pytest.raises(hs.FormatError, match=words):
         data.read(1)
 
@@ -140,6 +140,43 @@ def test_a_file_that_changes_is_not_read_on(folder):
     os.truncate(path, path.stat().st_size - 100)
     with pytest.raises(hs.FormatError, match=r"0\.h5 has changed since it was opened"):
         data.read(0)
+
+
+def test_files_stay_the_same_wherever_the_process_goes(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder)
+    data = hs.open("*.h5", sample="image", axes="DHWC")
+    monkeypatch.chdir(folder / "elsewhere")
+    assert data.read(1)[0, 0, 0, 0] == 1000
+
+
+def test_a_number_beside_many_samples_is_no_target(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = np.zeros((3, 1, 4, 4)), 5
+    with pytest.raises(hs.ConfigError, match="does not hold as many samples as array 'x'"):
+        hs.open(tmp_path / "a.h5", sample="x", target="y", axes="NCHW")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"paths": None},
+        {"paths": 5},
+        {"paths": ""},
+        {"paths": "a\0b.h5"},
+        {"paths": [["a.h5"]]},
+        {"axes": ["C", "D", "H", "W"]},
+        {"axes": 5},
+        {"target": 5},
+        {"target": [5]},
+        {"sample": b"image"},
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind_are_refused(arguments, folder):
+    given = {"paths": folder / "*.h5", "sample": "image", **arguments}
+    with pytest.raises(hs.ConfigError):
+        hs.open(given.pop("paths"), **given)
 
 
 @pytest.mark.parametrize("index", [3, -4, 1.5, "1", None])

@@ -327,3 +327,22 @@ def test_names_of_targets_do_not_collide(tmp_path):
         "a.nii.h5",
         "a.nii.gz.h5",
     ]
+
+
+def test_references_are_left_out_and_told(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["z"], file["lat"] = np.zeros((2, 4)), np.ones((2, 4)), np.arange(2.0)
+        file["lat"].make_scale("lat")
+        file["z"].dims[0].attach_scale(file["lat"])
+        file["z"].attrs["unit"] = "K"
+        file["refs"] = [file["z"].ref]
+    report = repack_by_processes(
+        open_data(tmp_path / "a.h5", sample="x", axes="HW"), tmp_path / "out", jobs=0
+    )
+    told = " ".join(report.left_out)
+    assert "references in /refs" in told
+    assert "'DIMENSION_LIST' of /z" in told
+    with h5py.File(tmp_path / "out/a.h5") as file:
+        assert "refs" not in file
+        assert file["z"].attrs["unit"] == "K"
+        assert (file["z"][...] == 1).all()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import h5py
 import numpy as np
 import pytest
 
@@ -345,3 +346,21 @@ def test_records_say_what_was_staged(dataset, directory):
     record = json.loads(next(directory.glob("*.json")).read_text())
     assert record["source"] in map(str, dataset.paths)
     assert record["is_copy"]
+
+
+def test_data_that_changes_in_another_file_is_staged_anew(tmp_path, directory):
+    values = tmp_path / "values.raw"
+    np.ones((4, 4, 4), "f4").tofile(values)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (4, 4, 4), "f4", external=[(str(values), 0, 256)])
+    for value in (1, 100):
+        np.full((4, 4, 4), value, "f4").tofile(values)
+        dataset = open_data(tmp_path / "a.h5", sample="x", axes="DHW")
+        assert stage(dataset, directory).num_staged == 1
+        assert stage(dataset, directory).num_staged == 0
+        assert (open_staged(dataset, directory).read(0) == value).all()
+
+
+def test_the_folder_of_the_files_is_refused(dataset):
+    with pytest.raises(ConfigError, match="has the files that are to be staged"):
+        stage(dataset, dataset.paths[0].parent)

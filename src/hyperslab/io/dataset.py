@@ -51,6 +51,10 @@ class Dataset:
         self._readers: dict[int, list[ArrayReader]] = {}
         self._versions: dict[int, Identity | None] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without readers, which another process makes for itself."""
+        return {**self.__dict__, "_readers": {}}
+
     def __len__(self) -> int:
         return self._ends[-1] if self._chosen is None else len(self._chosen)
 
@@ -79,6 +83,8 @@ class Dataset:
 
     def take(self, indices: Sequence[int] | Indices) -> Dataset:
         """The samples ``indices`` alone, in that order, from the same files."""
+        if isinstance(indices, int | float):
+            raise ConfigError(f"take wants a list of samples, got {indices!r}")
         chosen = split_samples(len(self), {"taken": indices})["taken"]
         part = copy(self)
         part._chosen = chosen if self._chosen is None else self._chosen[chosen]
@@ -245,9 +251,9 @@ def _check_like(spec: ArraySpec, reader: ArrayReader, count: int, path: Path) ->
     fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
     if not fits or spec.axes.sample_shape(reader.shape) != spec.shape or reader.dtype != spec.dtype:
         raise FormatError(
-            f"{path} has {reader.dtype} {reader.shape}, but samples of {spec.dtype} {spec.shape} "
-            f"were expected (dims {spec.axes.letters or 'as they are'} in the file's order), as in "
-            "the first file"
+            f"{path} has {reader.dtype} {reader.shape} as {spec.name!r}, but samples of "
+            f"{spec.dtype} {spec.shape} were expected, as in the first file (dims "
+            f"{spec.axes.letters or 'as they are'} in the file's order)"
         )
     if (found := spec.axes.num_samples(reader.shape)) != count:
-        raise FormatError(f"{path} has {found} samples, and {count} were expected")
+        raise FormatError(f"{path} has {found} samples in {spec.name!r}, and {count} were expected")

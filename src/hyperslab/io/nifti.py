@@ -194,9 +194,10 @@ def _open_image(path: Path, scaled: bool) -> ArrayReader:
     is_gzip = _is_gzip(file) if header.is_single else data_path.suffix == ".gz"
     cls = StreamedArray if is_gzip else ContiguousArray
     stored = cls(file, header.offset, shape, header.dtype, fortran=True, axes=AXES[len(shape)])
-    if scaled and header.is_scaled:
-        return ScaledArray(stored, header.slope, header.inter)
-    return stored
+    is_scaled = scaled and header.is_scaled
+    image = ScaledArray(stored, header.slope, header.inter) if is_scaled else stored
+    image.sources = tuple(part for part in {header_path, data_path} if part != path)
+    return image
 
 
 def _pair(path: Path) -> tuple[Path, Path]:

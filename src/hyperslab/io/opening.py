@@ -53,7 +53,8 @@ def open(
     given = {name: value for name, value in asked.items() if value is not None}
     known = {**dict.fromkeys(asked), **_preset(preset), **given}
     settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
-    files = find_files(paths)
+    _check_kinds(known)
+    files = [path.absolute() for path in find_files(paths)]  # wherever the process goes later
     cls = find_format(files[0], known["format"])
     names = _names(cls, files[0], known, settings)
     letters = known["axes"]
@@ -70,10 +71,10 @@ def open(
 
 def find_files(paths: Paths) -> list[Path]:
     """The files that ``paths`` name, with every pattern replaced by what fits it."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
     found: list[Path] = []
     for path in given:
-        text = os.fspath(path)
+        text = _path_text(path)
         matches = [text]
         if glob.has_magic(text) and not Path(text).exists():
             matches = sorted(glob.iglob(text, recursive=True))  # noqa: PTH207 - absolute too
@@ -83,6 +84,23 @@ def find_files(paths: Paths) -> list[Path]:
     if not found:
         raise ConfigError("no files were given: name one, or a pattern such as 'cosmo/*.h5'")
     return found
+
+
+def _path_text(path: object) -> str:
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ConfigError(f"{path!r} names no file: give a path or a pattern, or several")
+    return text
+
+
+def _check_kinds(known: Mapping[str, Any]) -> None:
+    target, axes = known["target"], known["axes"]
+    targets = target if isinstance(target, list | tuple) else [target]
+    for name in (known["sample"], known["stats"], known["format"], *targets):
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"{name!r} is not a name: arrays and formats are named by strings")
+    if axes is not None and not isinstance(axes, str | Mapping):
+        raise ConfigError(f"axes must be letters such as 'DHWC', or those by array, got {axes!r}")
 
 
 def _preset(name: str | None) -> Mapping[str, Any]:
@@ -134,10 +152,8 @@ def _explained(
     except TypeError as error:
         if "keyword argument" not in str(error) and "required" not in str(error):
             raise
-        raise ConfigError(
-            f"{path} is opened by {cls.__name__}, which does not take options like "
-            f"{sorted(options)}: {error}"
-        ) from error
+        given = f"options {sorted(options)}" if options else "no options"
+        raise ConfigError(f"{path} cannot be opened with {given}: {error}") from error
 
 
 def _specs(
@@ -176,7 +192,7 @@ def _target_spec(
         axes = SampleAxes("", sample.axes.stacked, ndim - sample.axes.stacked)
     else:
         axes = axes_of(letters, ndim, what)
-    if axes.stacked != sample.axes.stacked:
+    if axes.stacked != sample.axes.stacked or (axes.stacked and not reader.shape):
         raise ConfigError(
             f"{what} has shape {reader.shape}, which does not hold as many samples as array "
             f"{sample.name!r}: both hold one sample a file, or both are stacked along the first dim"

@@ -51,6 +51,8 @@ class ArrayReader(ABC):
     """In this machine's byte order, whatever the file's."""
     axes: str | None = None
     """The order of dims where the format knows it, such as ``NDHWC``."""
+    sources: tuple[Path, ...] = ()
+    """The files beside the one named that hold its data, by a link or otherwise."""
 
     @abstractmethod
     def read(self, box: Box, out: NDArray[Any]) -> None:

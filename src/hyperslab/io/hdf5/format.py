@@ -40,13 +40,20 @@ class Hdf5(Format):
 
     @classmethod
     def open(cls, path: Path, names: Sequence[str]) -> list[ArrayReader]:  # type: ignore[override]
-        DataFile.look_at(path)
-        return [_reader(path, name) for name in names]
+        named = DataFile.look_at(path)
+        return [_reader(named, name) for name in names]
 
 
-def _reader(path: Path, name: str) -> ArrayReader:
-    answer, blob = library.ask("describe", path, name=name)
-    found = _Described.checked(path, name, answer)
+def _reader(named: DataFile, name: str) -> ArrayReader:
+    answer, blob = library.ask("describe", named.path, name=name)
+    found = _Described.checked(named.path, name, answer)
+    reader = _reader_of(found, blob)
+    files = (found.file, *found.sources)
+    reader.sources = tuple(file.path for file in files if file.identity != named.identity)
+    return reader
+
+
+def _reader_of(found: _Described, blob: NDArray[Any]) -> ArrayReader:
     if not found.is_plain:
         return found.by_library("its elements are converted by the HDF5 library")
     if found.kind == "contiguous":

@@ -13,8 +13,8 @@ def copy_rest(source: Any, target: Any, rewritten: Collection[str]) -> list[str]
     """Copies groups, datasets, links and attributes of one ``h5py.File`` to another, unchanged.
 
     All but ``rewritten``, of which only the attributes are. Links to other files lead to where they
-    led. Data that lies in other files is written into this one. Says what was left out:
-    attributes that refer to other objects.
+    led. Data that lies in other files is written into this one. Says what was left out: what refers
+    to other objects.
     """
     return _Copier(source, target, {name.strip("/") for name in rewritten}).run()
 
@@ -64,10 +64,13 @@ class _Copier:
             self._copy_group(path)
         else:
             self._places[_address(found)] = path
-            if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
+            if isinstance(found, h5py.Dataset) and _refers(found.dtype):
+                self._left_out.append(f"references in {found.name}")
+            elif isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
                 self._write_out(found, path)
             else:
-                self._source.copy(found, self._target, path)
+                self._source.copy(found, self._target, path, without_attrs=True)
+                self._copy_attributes(found, self._target[path])
 
     def _write_out(self, found: Any, path: str) -> None:
         new = self._target.create_dataset(path, found.shape, found.dtype)
@@ -78,18 +81,23 @@ class _Copier:
         self._copy_attributes(found, new)
 
     def _copy_attributes(self, found: Any, new: Any) -> None:
-        import h5py
-
         for name in found.attrs:
-            kind = found.attrs.get_id(name).dtype
-            refers = h5py.check_ref_dtype(h5py.check_vlen_dtype(kind) or kind) is not None
-            if refers or kind.names:  # dimension scales, as netCDF has, refer in records too
+            if _refers(found.attrs.get_id(name).dtype):
                 self._left_out.append(f"attribute {name!r} of {found.name}")
             else:
                 new.attrs[name] = found.attrs[name]
 
     def _is_own(self, found: Any) -> bool:
         return bool(found.file.filename == self._source.filename)
+
+
+def _refers(kind: Any) -> bool:
+    """Whether its elements lead to places in the file, which are others in a new one."""
+    import h5py
+
+    if kind.names:  # dimension scales, as netCDF has, refer in records
+        return any(_refers(kind[name]) for name in kind.names)
+    return h5py.check_ref_dtype(h5py.check_vlen_dtype(kind) or kind) is not None
 
 
 def _address(found: Any) -> int:

@@ -22,7 +22,7 @@ from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
 from hyperslab.io.repack.rest import copy_rest
 from hyperslab.io.repack.sink import Sink
-from hyperslab.io.source_identity import SourceIdentity
+from hyperslab.io.source_identity import SourceIdentity, identities_of, is_still
 from hyperslab.io.tiles import grain_of, tiles
 from hyperslab.layout import Box, Span
 
@@ -32,6 +32,8 @@ LIBRARY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 """What h5py raises over damaged files."""
 ATTRIBUTE = "hyperslab_repack"
 """Of a file we wrote: what it was made of, and how."""
+SOURCES = "hyperslab_repack_sources"
+"""And what other files were like, in which the data lay."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def is_done(job: Job) -> bool:
         with h5py.File(job.target, "r", locking=False) as file:
             text = file.attrs.get(ATTRIBUTE)
             recipe = json.loads(text) if text is not None else None
+            sources = json.loads(file.attrs.get(SOURCES, "{}"))
     except (OSError, ValueError) as error:
         raise WriteError(
             f"{job.target} is there and cannot be read as a file that was repacked ({error}): "
@@ -88,7 +91,7 @@ def is_done(job: Job) -> bool:
             f"{job.target} is there and was not written by repack: remove it, or give another "
             "folder"
         )
-    return bool(recipe == job.recipe())
+    return recipe == job.recipe() and all(is_still(*source) for source in sources.items())
 
 
 def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
@@ -96,12 +99,15 @@ def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
     recipe = job.recipe()
     readers = _open(job)
     with partial_file(job.target) as (path, fd):
-        left_out, checksums = _write(Sink(fd), job, readers, recipe, advance)
+        sources = identities_of(readers.values())
+        notes = {ATTRIBUTE: json.dumps(recipe), SOURCES: json.dumps(sources)}
+        left_out, checksums = _write(Sink(fd), job, readers, notes, advance)
         os.fsync(fd)
         if hasattr(os, "posix_fadvise"):  # so that the disk is read, not memory
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         _compare(path, job, readers, checksums)
-        if SourceIdentity.of(job.source) != tuple(recipe["identity"]):
+        is_same = SourceIdentity.of(job.source) == tuple(recipe["identity"])
+        if not is_same or identities_of(readers.values()) != sources:
             raise FormatError(f"{job.source} has changed while it was read: repack it again")
         nbytes_out = os.fstat(fd).st_size
     return Done(job.source, recipe["identity"][0], nbytes_out, left_out)
@@ -123,7 +129,7 @@ def _write(
     sink: Sink,
     job: Job,
     readers: Mapping[str, ArrayReader],
-    recipe: Mapping[str, Any],
+    notes: Mapping[str, str],
     advance: Callable[[int], None],
 ) -> tuple[list[str], dict[str, list[int]]]:
     import h5py
@@ -138,7 +144,7 @@ def _write(
             for plan in job.arrays
         }
         left_out = _copy_rest(job, file) if _is_hdf5(job) else []
-        file.attrs[ATTRIBUTE] = json.dumps(recipe)
+        file.attrs.update(notes)
     sink.check()
     return left_out, checksums
 

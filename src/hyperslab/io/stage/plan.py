@@ -16,7 +16,7 @@ from hyperslab.io.source_identity import ABSENT, SourceIdentity
 from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
 
-VERSION = 2
+VERSION = 3
 """Of names and records: what another version staged is staged anew."""
 
 HEADER_NBYTES = 1 << 16

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hyperslab.io.partial import partial_file
+from hyperslab.io.source_identity import SourceIdentity, is_still
 from hyperslab.io.stage.plan import VERSION, Unit
 from hyperslab.io.stage.write import Written, checksum_of
 
@@ -26,6 +27,8 @@ class Record:
     """By name."""
     modified_ns: Mapping[str, int]
     """When they were last written to, by name: if later, their checksums are compared."""
+    sources: Mapping[str, tuple[int, int]]
+    """What other files that hold its data were like, by path."""
     is_copy: bool
     """Whether there is one, a copy of the source as it is, rather than one for each array."""
     version: int = VERSION
@@ -44,9 +47,15 @@ def array_name(unit: Unit, array: str) -> str:
     return f"{unit.name}.{list(unit.boxes).index(array)}.npy"
 
 
-def write_record(unit: Unit, directory: Path, files: Mapping[str, Written], is_copy: bool) -> None:
+def write_record(
+    unit: Unit,
+    directory: Path,
+    files: Mapping[str, Written],
+    sources: Mapping[str, SourceIdentity],
+    is_copy: bool,
+) -> None:
     modified_ns = {name: (directory / name).stat().st_mtime_ns for name in files}
-    record = Record(unit.source, unit.identity, files, modified_ns, is_copy)
+    record = Record(unit.source, unit.identity, files, modified_ns, sources, is_copy)
     with partial_file(record_path(unit, directory)) as (_, fd):
         os.write(fd, json.dumps(asdict(record), indent=1).encode())
 
@@ -67,6 +76,9 @@ def find_record(unit: Unit, directory: Path, *, verify: bool = False) -> Record 
         return f"its record cannot be read ({error})"
     if (record.source, tuple(record.identity)) != (unit.source, tuple(unit.identity)):
         return "its record is of another file"
+    for source, identity in record.sources.items():
+        if not is_still(source, identity):
+            return f"{source}, in which its data lies, has changed"
     for name, written in expected.items():
         if reason := _damage(directory / name, written, record.modified_ns.get(name), verify):
             return reason

@@ -19,7 +19,8 @@ from hyperslab.io.partial import (
     partial_nbytes,
     remove_leftovers,
 )
-from hyperslab.io.source_identity import SourceIdentity
+from hyperslab.io.reader import ArrayReader
+from hyperslab.io.source_identity import SourceIdentity, identities_of
 from hyperslab.io.stage.plan import Unit, plan_units
 from hyperslab.io.stage.record import (
     array_name,
@@ -96,6 +97,8 @@ def stage(
     if not 0 <= number < num_parts or threads < 1:
         raise ConfigError(f"part {part} is none, or {threads} threads are not enough")
     folder, began = Path(directory), time.perf_counter()
+    if folder.resolve() in {path.resolve().parent for path in dataset.paths}:
+        raise ConfigError(f"{folder} has the files that are to be staged: name another directory")
     units = plan_units(dataset, boxes, samples)
     make_folder(folder)
     remove_leftovers([folder])
@@ -150,23 +153,27 @@ def _stage_all(
 
 
 def _stage_unit(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:
-    copied = _copied(dataset, unit, folder, meter)
+    readers = [dataset.reader(unit.index, spec.name) for spec in unit.specs]
+    sources = identities_of(readers)
+    copied = _copied(dataset, unit, readers, folder, meter)
     files = copied or {
         (name := array_name(unit, spec.name)): write_array(
             dataset, unit, spec, folder / name, meter
         )
         for spec in unit.specs
     }
-    if SourceIdentity.of(unit.path) != unit.identity:
+    if SourceIdentity.of(unit.path) != unit.identity or identities_of(readers) != sources:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise FormatError(f"{unit.path} has changed while it was staged: stage it again")
-    write_record(unit, folder, files, is_copy=copied is not None)
+    write_record(unit, folder, files, sources, is_copy=copied is not None)
 
 
-def _copied(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> dict[str, Written] | None:
+def _copied(
+    dataset: Dataset, unit: Unit, readers: Sequence[ArrayReader], folder: Path, meter: Meter
+) -> dict[str, Written] | None:
     """Copies the file as it is, where that has all that is needed and little else."""
-    if not unit.is_worth_a_copy or not _has_its_data(dataset, unit):
+    if not unit.is_worth_a_copy or not _has_its_data(unit, readers):
         return None
     target = folder / copy_name(unit)
     written = copy_file(unit.path, target, meter)
@@ -187,10 +194,10 @@ def _can_be_opened(dataset: Dataset, path: Path) -> bool:
     return False
 
 
-def _has_its_data(dataset: Dataset, unit: Unit) -> bool:
+def _has_its_data(unit: Unit, readers: Sequence[ArrayReader]) -> bool:
     """Whether the data lies plainly in the file; one smaller than its arrays has them elsewhere."""
-    if not unit.path.is_file():
+    if not unit.path.is_file() or any(reader.sources for reader in readers):
         return False
-    found = [dataset.reader(unit.index, spec.name).storage() for spec in unit.specs]
+    found = [reader.storage() for reader in readers]
     is_plain = all(each.kind in ("contiguous", "chunked") and each.is_seekable for each in found)
     return is_plain and sum(each.nbytes for each in found) <= unit.identity.nbytes

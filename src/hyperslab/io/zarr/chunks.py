@@ -38,13 +38,13 @@ class ChunkFiles:
 
     def _look_at(self, position: tuple[int, ...]) -> DataFile | None:
         path = self._directory / self._keys.path(position)
+        if DataFile.look_at(self._document.path) != self._document:
+            raise FormatError(f"{self._document.path} has changed since it was opened")
         try:
             return DataFile.look_at(path)
         except FormatError as error:
             if not isinstance(error.__cause__, FileNotFoundError) or path.is_symlink():
                 raise
-        if DataFile.look_at(self._document.path) != self._document:
-            raise FormatError(f"{self._document.path} has changed since it was opened")
         if not self._holes:
             raise FormatError(f"{path} does not exist, and holes=False says that all chunks do")
         return None
