@@ -120,7 +120,8 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_file(tmp_path, mon
     ("how", "words"),
     [("raises", "no second file"), ("fills the disk", "the disk is full: .*broken_1.h5")],
 )
-def test_a_file_that_fails_leaves_nothing_behind(how, words, jobs, tmp_path):
+def test_a_file_that_fails_leaves_nothing_behind(how, words, jobs, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where a new process finds this module
     with pytest.raises(HyperslabError, match=words):
         produce(Broken(how), tmp_path, jobs=jobs)
     assert not list(tmp_path.glob(".*"))
