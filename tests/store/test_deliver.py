@@ -71,7 +71,7 @@ def test_numbers_of_a_file_become_those_of_a_model(dtype, tmp_path):
     images = np.random.default_rng(0).integers(0, 100, (3, 1, 4, 4)).astype(dtype)
     np.save(tmp_path / "images.npy", images)
     data = hs.open(tmp_path / "images.npy", axes="NCHW")
-    with hs.Loader(data, batch_size=3, shuffle="none") as loader:
+    with hs.Loader(data, hs.init(device="cpu"), batch_size=3, shuffle="none") as loader:
         [x] = loader
     assert x.dtype == torch.float32
     np.testing.assert_array_equal(x.local, images.astype(np.float32))
@@ -81,7 +81,8 @@ def test_a_batch_that_is_kept_is_never_overwritten(tmp_path):
     images = write(tmp_path, num=20)
     data = hs.open(tmp_path / "images.npy", axes="NCHW")
     for store in ("memory", "none"):
-        with hs.Loader(data, batch_size=1, shuffle="none", store=store) as loader:
+        mesh = hs.init(device="cpu")
+        with hs.Loader(data, mesh, batch_size=1, shuffle="none", store=store) as loader:
             kept = [x.local for x in loader]
             arrays = [x[0, 1] for x in loader.numpy()]
             for _ in loader:

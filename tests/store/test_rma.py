@@ -39,4 +39,6 @@ def test_boxes_come_from_other_nodes_by_remote_memory_access(tmp_path):
         text=True,
         timeout=120,
     )
+    if "this MPI cannot open memory to other ranks" in done.stderr:
+        pytest.skip("an MPI without windows")
     assert done.stdout.count("right") == 2, done.stderr

@@ -30,7 +30,7 @@ def loader_threads():
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_threads_end_when_a_loader_is_forgotten_in_the_middle(store, prefetch, data):
     before = set(loader_threads())
-    loader = hs.Loader(data, batch_size=2, store=store, prefetch=prefetch)
+    loader = hs.Loader(data, batch_size=2, store=store, prefetch=prefetch, threads=2)
     next(iter(loader.numpy()))
     assert len(set(loader_threads()) - before) == 3
     del loader

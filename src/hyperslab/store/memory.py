@@ -266,7 +266,7 @@ class MemoryStore:
         self._stopped.set()
 
     def close(self) -> None:
-        self._shelves = {}
+        self._shelves, self._window = {}, None
         self._own.close()
 
 
