@@ -142,11 +142,9 @@ def exchange_and_lose(lost, what):
     x = hs.shard(seeded(*SHAPE), mesh)
     run = {
         "halo": lambda: F.avg_pool2d(x, 3, 1, 1),
-        "gather": lambda: hs.gather(x),
         "sum": lambda: x.sum(),
         "norm": lambda: F.instance_norm(x),
         "shard": lambda: hs.shard(seeded(*SHAPE), mesh),
-        "from_local": lambda: hs.from_local(x.local, mesh, SHAPE),
         "init": lambda: init(sample=2),
         "parallelize": lambda: hs.parallelize(Net(), mesh),
     }[what]
@@ -161,11 +159,9 @@ def exchange_and_lose(lost, what):
     ("what", "words"),
     [
         ("halo", "fetching its part of a split tensor"),
-        ("gather", "fetching its part of a split tensor"),
         ("sum", "summing over height"),
         ("norm", "gathering over height"),
         ("shard", "comparing the tensors given to shard"),
-        ("from_local", "comparing what from_local was given"),
         ("parallelize", "comparing the module given to parallelize"),
     ],
 )
