@@ -118,11 +118,11 @@ class Works:
 
 
 def num_readers(asked: int | None) -> int:
-    """The threads that read for one rank."""
+    """The threads that read for one rank: one for two cores, as a large box is read by several."""
     if asked is not None:
         return asked
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(MAX_READERS, max(2, bound or 1))
+    return min(MAX_READERS, max(1, (bound or 1) // 2))
 
 
 def _shown(at: Position, schedule: Schedule) -> str:
