@@ -49,7 +49,7 @@ class Dataset:
         self.open_file = open_file
         """The readers of a file like these, one an array."""
         self._readers: dict[int, list[ArrayReader]] = {}
-        self._versions: dict[int, Identity | None] = {}
+        self._versions: dict[int, tuple[int, int] | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without readers, which another process makes for itself."""
@@ -178,7 +178,7 @@ class Dataset:
             self._readers[file] = self._opened(file)
         return self._readers[file][list(self.arrays).index(array)]
 
-    def fix_versions(self) -> list[Identity | None]:
+    def fix_versions(self) -> list[tuple[int, int] | None]:
         """What every file is like now; one that is another when it is opened later raises.
 
         So ranks that do this at the same time cannot read different versions of a file.
@@ -188,13 +188,13 @@ class Dataset:
         return [self._versions[file] for file in range(len(self.paths))]
 
     def _note_version(self, file: int) -> None:
-        self._versions.setdefault(file, _identity(self.paths[file]))
+        self._versions.setdefault(file, _version(self.paths[file]))
 
     def _opened(self, file: int) -> list[ArrayReader]:
         path = self.paths[file]
         self._note_version(file)
         readers = self.open_file(path)
-        if _identity(path) != self._versions[file]:
+        if _version(path) != self._versions[file]:
             raise FormatError(
                 f"{path} has changed since it was first looked at: it is being written to, or was "
                 "replaced; open the data again when it is finished"
@@ -233,9 +233,9 @@ class _JoinedOpener:
         return [*first(path), *(open_file(partner)[0] for open_file, partner in pairs)]
 
 
-def _identity(path: Path) -> Identity | None:
+def _version(path: Path) -> tuple[int, int] | None:
     try:
-        return Identity.of(path.stat())
+        return Identity.of(path.stat()).version
     except OSError:  # told when it is read
         return None
 

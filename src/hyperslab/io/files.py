@@ -26,6 +26,14 @@ class Identity(NamedTuple):
     size: int
     modified_ns: int
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """What tells a changed or replaced file on every file system.
+
+        Some that are mounted by users' programs number the same file anew from time to time.
+        """
+        return self.size, self.modified_ns
+
     @classmethod
     def of(cls, status: os.stat_result) -> Identity:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
@@ -105,7 +113,7 @@ class DataFile:
                 _open_files.put_back(self, handle)
 
     def _check_unchanged(self, status: os.stat_result) -> None:
-        if Identity.of(status) != self.identity:
+        if Identity.of(status).version != self.identity.version:
             raise FormatError(
                 f"{self.path} has changed since it was opened: it is being written to, or was "
                 "replaced; open the data again when it is finished"

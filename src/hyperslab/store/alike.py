@@ -21,7 +21,7 @@ def check_alike(dataset: Dataset, arguments: Mapping[str, object], peers: Peers)
     """
     versions = dataset.fix_versions()
     files = [
-        (path.name, version and version.size)
+        (path.name, version and version[0])
         for path, version in zip(dataset.paths, versions, strict=True)
     ]
     mine = {
