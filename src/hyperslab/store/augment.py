@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 from typing import Any
 
@@ -69,9 +70,9 @@ class Augmentation:
         word = int(hash_words(1, seed, epoch, index)[0])
         num = len(self.extents)
         flips = tuple(bool(word >> bit & 1) for bit in range(num))
-        orders = self._orders()
-        return Symmetry(orders[(word >> num) % len(orders)], flips)
+        return Symmetry(self._orders[(word >> num) % len(self._orders)], flips)
 
+    @cached_property
     def _orders(self) -> Sequence[tuple[int, ...]]:
         dims = range(len(self.extents))
         if self.kind == "flip":
