@@ -18,10 +18,10 @@ from hyperslab.io import Dataset
 from hyperslab.io.schedule import Schedule
 from hyperslab.layout import Box
 from hyperslab.store.owners import assign_owners
-from hyperslab.store.peers import Peers
+from hyperslab.store.peers import Peers, ranks_of_node
 from hyperslab.store.placement import Placement
 from hyperslab.store.rma import Window
-from hyperslab.store.segment import SlotFormat, node_name
+from hyperslab.store.segment import SlotFormat
 from hyperslab.store.shelves import BAD, EMPTY, READY, OwnShelf, map_shelves
 
 _POLL_SECONDS = 0.0002
@@ -86,8 +86,7 @@ class MemoryStore:
 
     def _made_shelf(self, memory_budget: int | None, spill_dir: Path | None) -> OwnShelf:
         """This rank's slots; raises on all ranks if one has no room for its own."""
-        node, rank = node_name(), self._placement.rank
-        num_local = self._peers.tell_all(node).count(node)
+        rank, num_local = self._placement.rank, len(ranks_of_node(self._peers))
         num_owned = self._owners.num_owned(self._placement.share)
         nbytes, faults = self._format(rank).nbytes, {}
         try:

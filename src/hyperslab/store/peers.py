@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from hyperslab.layout import Grid
+from hyperslab.store.segment import node_name
 
 T = TypeVar("T")
 Faults = Mapping[int, str]
@@ -35,6 +36,12 @@ class Peers(Protocol):
 
     def close(self) -> None:
         """Ends it, on this rank alone: no call is under way."""
+
+
+def ranks_of_node(peers: Peers) -> list[int]:
+    """Those that run on this rank's node. Collective over all ranks."""
+    here = node_name()
+    return [rank for rank, node in enumerate(peers.tell_all(here)) if node == here]
 
 
 class Alone:

@@ -10,9 +10,8 @@ from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io import Dataset
 from hyperslab.io.rank_boxes import around
 from hyperslab.io.stage import StageReport, open_staged, stage
-from hyperslab.store.peers import Peers
+from hyperslab.store.peers import Peers, ranks_of_node
 from hyperslab.store.placement import Placement
-from hyperslab.store.segment import node_name
 
 _log = logging.getLogger("hyperslab")
 
@@ -59,12 +58,6 @@ def staged(
         faults[placement.rank] = str(error)
     _raise_first(peers.settle(faults))
     return found
-
-
-def ranks_of_node(peers: Peers) -> list[int]:
-    """Those that run on this rank's node. Collective over all ranks."""
-    here = node_name()
-    return [rank for rank, node in enumerate(peers.tell_all(here)) if node == here]
 
 
 def shares_of_node(placement: Placement, peers: Peers) -> list[int]:
