@@ -8,7 +8,12 @@ from hyperslab import __version__
 from hyperslab.cli.lazy import LazyGroup
 from hyperslab.errors import HyperslabError
 
-COMMANDS = {"doctor": "hyperslab.cli.doctor", "data": "hyperslab.cli.data"}
+COMMANDS = {
+    "doctor": "hyperslab.cli.doctor",
+    "data": "hyperslab.cli.data",
+    "train": "hyperslab.cli.train",
+    "export": "hyperslab.cli.export",
+}
 """Each command's name, and the module that holds it under that name."""
 
 EXAMPLES = """\b
@@ -16,6 +21,7 @@ Examples:
   hyperslab doctor                        is this machine ready?
   hyperslab doctor --json > machine.json  the same for a program or a bug report
   hyperslab data info cosmo/*.h5          what is in these files?
+  hyperslab train cosmoflow-64            train on the universes in cosmo/
   hyperslab --traceback doctor            where an error came from
 """
 
@@ -44,5 +50,5 @@ def main(traceback: bool) -> None:
     """Train CNNs on samples larger than a GPU.
 
     Results go to stdout, progress to stderr. The exit code is 0 when done, 1 after an error,
-    2 for wrong usage.
+    2 for wrong usage, 75 when a signal stopped training, which can then go on.
     """

@@ -20,11 +20,11 @@ NUM_RANKS = 2
 STEPS = ("all_reduce", "conv3d")
 TOLERANCE = 1e-10
 
-# What an outer launcher may have set; a rank that inherits it would wait for the outer ranks.
-_LAUNCHERS = (
+LAUNCHER_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MASTER_", "TORCHELASTIC_"),
     *("SLURM", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYD", "PALS_"),
 )
+"""How a launcher's variables begin; who inherits those of an outer one waits for its ranks."""
 
 
 class Check(NamedTuple):
@@ -51,7 +51,9 @@ def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
 def rank_environ(environ: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
     """The environment of one rank: ``environ`` without its launcher, kept to loopback."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
-    kept = {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
+    kept = {
+        name: value for name, value in environ.items() if not name.startswith(LAUNCHER_VARIABLES)
+    }
     return kept | {
         "RANK": str(rank),
         "WORLD_SIZE": str(NUM_RANKS),

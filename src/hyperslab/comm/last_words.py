@@ -43,14 +43,21 @@ def hear_others(rank: int, num_ranks: int, timeout_seconds: float) -> str:
     try:
         while len(heard) < num_ranks and time.monotonic() < until:
             for peer in range(num_ranks):
-                if peer not in heard and _store().check([_key(peer)]):
-                    heard[peer] = LastWords(*json.loads(_store().get(_key(peer))))
+                if peer not in heard and (words := find_words(peer)):
+                    heard[peer] = words
             if any(each.error for each in heard.values()):
                 break
             time.sleep(0.02)
     except RuntimeError:  # the process that keeps the store is gone
         pass
     return _stopped(heard) or _differs(heard) or _silent(heard, num_ranks, timeout_seconds)
+
+
+def find_words(rank: int) -> LastWords | None:
+    """What ``rank`` has left, if it has; raises ``RuntimeError`` if nobody keeps it any more."""
+    if not _store().check([_key(rank)]):
+        return None
+    return LastWords(*json.loads(_store().get(_key(rank))))
 
 
 def _stopped(heard: Mapping[int, LastWords]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
@@ -26,10 +27,15 @@ class SideChannel:
 
     def __init__(self, mesh: Mesh, doing: str) -> None:
         self.mesh, self.grid, self.rank, self._doing = mesh, mesh.grid, mesh.rank, doing
-        self._group = None
+        self._group: ProcessGroup | None = None
         if mesh.num_ranks > 1:
             with contact("making a channel for " + doing, mesh):
                 self._group = dist.new_group(backend="gloo", timeout=mesh.timeout)
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """For calls of torch's own; None alone."""
+        return self._group
 
     def tell_all(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
@@ -54,6 +60,21 @@ class SideChannel:
             return {}
         told = self.tell_all({key: f"{why} (rank {self.rank})" for key, why in faults.items()})
         return {key: why for theirs in reversed(told) for key, why in theirs.items()}
+
+    def post_max(self, number: int) -> Callable[[], int]:
+        """Begins to find the largest ``number`` of all ranks; the call that is returned waits."""
+        if self._group is None:
+            return lambda: number
+        largest = torch.tensor([number])
+        with contact(self._doing, self.mesh):
+            work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def settle() -> int:
+            with contact(self._doing, self.mesh):
+                work.wait()
+            return int(largest)
+
+        return settle
 
     def swap(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -15,12 +16,18 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.files import Identity
-from hyperslab.io.reader import ArrayReader
+from hyperslab.io.reader import ArrayReader, OpenFile
 from hyperslab.io.schedule import Indices, split_samples
-from hyperslab.io.spec import ArraySpec, BoxLike, checked_box, checked_out, has_same_space
+from hyperslab.io.spec import (
+    ArraySpec,
+    BoxLike,
+    check_like,
+    checked_box,
+    checked_out,
+    has_same_space,
+)
 from hyperslab.io.threads import for_each
-
-OpenFile = Callable[[Path], list[ArrayReader]]
+from hyperslab.io.tiled import TiledOpener, Tiling
 
 
 class Dataset:
@@ -44,6 +51,8 @@ class Dataset:
         """The array with each sample's statistics: a row a channel, of min, max, mean and std."""
         self.spans_files = False
         """Whether a sample's arrays lie in several files."""
+        self.tilings: tuple[Tiling, ...] = ()
+        """How the files' samples were cut into those of this dataset, if they were."""
         self._chosen: Indices | None = None
         self._ends = list(accumulate(counts))
         self.open_file = open_file
@@ -60,7 +69,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.shape))
-        return f"Dataset({len(self)} samples of {shape} {self.dtype} in {len(self.paths)} files)"
+        what = "tiles" if self.tilings else "samples"
+        return f"Dataset({len(self)} {what} of {shape} {self.dtype} in {len(self.paths)} files)"
 
     @property
     def spec(self) -> ArraySpec:
@@ -89,6 +99,25 @@ class Dataset:
         part = copy(self)
         part._chosen = chosen if self._chosen is None else self._chosen[chosen]
         return part
+
+    def tiled(self, extents: int | Sequence[int]) -> Dataset:
+        """The same data with every sample cut into tiles, each of them a sample of its own.
+
+        ``extents`` are the lengths of a tile along depth, height and width, or one for all; they
+        divide the sample's, and channels stay whole. Of ``n`` tiles a sample, in row-major order,
+        sample ``i`` is tile ``i % n`` of what was sample ``i // n``. Label maps are cut alike, all
+        other arrays are there again for every tile.
+        """
+        tiling = Tiling.of(self.spec, extents)
+        num = tiling.num_tiles
+        other = self.reopened(TiledOpener(self.open_file, tuple(self.arrays.values()), tiling))
+        other._versions = self._versions
+        other.tilings = (*self.tilings, tiling)
+        other.arrays = {name: tiling.spec(spec) for name, spec in self.arrays.items()}
+        other._ends = [end * num for end in self._ends]
+        if self._chosen is not None:
+            other._chosen = (self._chosen[:, None] * num + np.arange(num)).ravel()
+        return other
 
     def beside(self, **others: Dataset) -> Dataset:
         """The same samples, with those of other files beside them, file by file.
@@ -133,7 +162,7 @@ class Dataset:
         return {name: self.take(indices) for name, indices in chosen.items()}
 
     def place_of(self, index: int) -> tuple[Path, int]:
-        """The file of sample ``index``, and its number there."""
+        """The file of sample ``index``, and its number there; tiles are counted like samples."""
         file, number = self._find(index)
         return self.paths[file], number
 
@@ -168,8 +197,21 @@ class Dataset:
             if wanted:
                 reader.read(spec.axes.file_box(number, wanted), spec.axes.file_view(out))
         except FormatError as error:
-            raise FormatError(f"sample {index}, array {spec.name!r}: {error}") from error
+            where = f"{self.name_of(index)}, array {spec.name!r}"
+            raise FormatError(f"{where}: {error}") from error
         return out
+
+    def name_of(self, index: int) -> str:
+        """Sample ``index`` in words, with what it is a tile of."""
+        if not self.tilings:
+            return f"sample {index}"
+        sample, tile = divmod(self._find(index)[1], self._num_tiles)
+        return f"sample {index} (tile {tile} of sample {sample} in its file)"
+
+    @property
+    def _num_tiles(self) -> int:
+        """That each of the files' samples has become."""
+        return math.prod(tiling.num_tiles for tiling in self.tilings)
 
     def reader(self, index: int, array: str) -> ArrayReader:
         """The reader of the file that sample ``index`` lies in, for one of its arrays."""
@@ -201,7 +243,12 @@ class Dataset:
             )
         count = self._ends[file] - (self._ends[file - 1] if file else 0)
         for spec, reader in zip(self.arrays.values(), readers, strict=True):
-            _check_like(spec, reader, count, path)
+            check_like(spec, reader, path)
+            if (found := spec.axes.num_samples(reader.shape)) != count:
+                raise FormatError(
+                    f"{path} has {found // self._num_tiles} samples in {spec.name!r}, and "
+                    f"{count // self._num_tiles} were expected"
+                )
         return readers
 
     def _checked_index(self, index: int) -> int:
@@ -245,15 +292,3 @@ def _put_beside(sample: ArraySpec, other: Dataset, name: str) -> ArraySpec:
     letters = spec.axes.names
     is_cut = has_same_space(letters, spec.shape, sample)
     return replace(spec, name=name, is_cut=is_cut)
-
-
-def _check_like(spec: ArraySpec, reader: ArrayReader, count: int, path: Path) -> None:
-    fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
-    if not fits or spec.axes.sample_shape(reader.shape) != spec.shape or reader.dtype != spec.dtype:
-        raise FormatError(
-            f"{path} has {reader.dtype} {reader.shape} as {spec.name!r}, but samples of "
-            f"{spec.dtype} {spec.shape} were expected, as in the first file (dims "
-            f"{spec.axes.letters or 'as they are'} in the file's order)"
-        )
-    if (found := spec.axes.num_samples(reader.shape)) != count:
-        raise FormatError(f"{path} has {found} samples in {spec.name!r}, and {count} were expected")

@@ -27,4 +27,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "axes": "CHW",
         "stats": "climate/stats",
     },
+    # One mesh a file: 18 quantities of every cell, and for blocks of cells how many will tangle.
+    "mesh": {"sample": "data", "target": "target", "axes": "CHW"},
+    # One volume a file, and a map of classes.
+    "volumes": {"sample": "image", "target": "label", "axes": "CDHW"},
+    # Many images a file, and the class of each.
+    "images": {"sample": "data", "target": "label", "axes": "NCHW"},
 }

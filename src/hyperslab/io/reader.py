@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -64,6 +64,10 @@ class ArrayReader(ABC):
 
     @abstractmethod
     def storage(self) -> Storage: ...
+
+
+OpenFile = Callable[[Path], list[ArrayReader]]
+"""Gives the readers of a file, one an array."""
 
 
 class Format(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import FormatError, LayoutError
 from hyperslab.io.axes import SampleAxes
 from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.reader import ArrayReader
 from hyperslab.layout import Box, Span
 
 BoxLike = Box | tuple[slice, ...]
@@ -40,6 +42,17 @@ def has_same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> boo
     theirs = dict(zip(sample.axes.names, sample.shape, strict=True))
     theirs.pop("C", None)
     return mine == theirs
+
+
+def check_like(spec: ArraySpec, reader: ArrayReader, path: Path) -> None:
+    """Raises unless ``reader``, of the file at ``path``, has samples as ``spec`` says."""
+    fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
+    if not fits or spec.axes.sample_shape(reader.shape) != spec.shape or reader.dtype != spec.dtype:
+        raise FormatError(
+            f"{path} has {reader.dtype} {reader.shape} as {spec.name!r}, but samples of "
+            f"{spec.dtype} {spec.shape} were expected, as in the first file (dims "
+            f"{spec.axes.letters or 'as they are'} in the file's order)"
+        )
 
 
 def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:

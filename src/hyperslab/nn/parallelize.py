@@ -233,14 +233,26 @@ def _shard_weights(module: nn.Module, mesh: Mesh) -> None:
     FSDP wants weights that several layers share in one unit: there it is the whole module.
     """
     over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
-    layers = [[*layer.parameters()] for layer in module.children()]
-    uses = Counter(map(id, [*module.parameters(recurse=False), *(p for ps in layers for p in ps)]))
-    for layer, parameters in zip(module.children(), layers, strict=True):
+    layers = [*_layers(module)]
+    inside = {m for layer in layers for m in layer.modules()}
+    own = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
+    uses = Counter(map(id, [*own, *(p for layer in layers for p in layer.parameters())]))
+    for layer in layers:
+        parameters = [*layer.parameters()]
         if parameters and all(uses[id(p)] == 1 for p in parameters):
             layer.register_forward_hook(_without_views)
             fully_shard(layer, mesh=over)
     module.register_forward_hook(_without_views)
     fully_shard(module, mesh=over)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """What ``module`` calls: its children, and those of lists and dicts among them."""
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _layers(child)
+        else:
+            yield child
 
 
 def _is_sharded(module: nn.Module, mesh: Mesh) -> bool:

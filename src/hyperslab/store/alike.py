@@ -27,6 +27,7 @@ def check_alike(dataset: Dataset, arguments: Mapping[str, object], peers: Peers)
     mine = {
         **{name: repr(value) for name, value in arguments.items()},
         "the arrays": repr(dataset.arrays),
+        "the tiles": repr([tiling.extents for tiling in dataset.tilings]),
         "the names and sizes of the files": _digest(files),
     }
     everywhere = peers.tell_all((node_name(), mine, _digest(versions)))

@@ -15,6 +15,7 @@ from hyperslab.io.files import explained
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.spec import ArraySpec
+from hyperslab.io.tiled import untiled
 
 Shape = tuple[int, ...]
 
@@ -121,9 +122,9 @@ def shown_shape(shape: Shape) -> str:
 
 
 def _describe_array(dataset: Dataset, spec: ArraySpec) -> ArrayInfo:
-    reader = dataset.reader(0, spec.name)
+    reader = untiled(dataset.reader(0, spec.name))
     storage = reader.storage()
-    prefix = "N" if spec.axes.stacked else ""
+    prefix = "N" if len(reader.shape) > spec.axes.ndim else ""
     return ArrayInfo(
         name=spec.name,
         role=_role(dataset, spec),

@@ -13,6 +13,7 @@ from hyperslab.io.info.describe import shown_shape
 from hyperslab.io.info.reads import NOTHING, ReadCost, read_cost
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.rank_boxes import check_cuts, rank_boxes
+from hyperslab.io.tiled import untiled
 from hyperslab.layout import Box, Grid
 
 MAX_AMPLIFICATION = 1.25
@@ -72,8 +73,7 @@ def find_trouble(dataset: Dataset, reads: MeshReads | None, index: int = 0) -> l
     """What makes reading boxes slow, in words; all of it is mended by rewriting the files."""
     found = []
     for name, spec in dataset.arrays.items():
-        reader = dataset.reader(index, name)
-        storage = reader.storage()
+        storage = untiled(dataset.reader(index, name)).storage()
         nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         chunk = math.prod(storage.chunks or ()) * spec.dtype.itemsize
         shown = f"{name} is in chunks of {shown_shape(storage.chunks or ())}"

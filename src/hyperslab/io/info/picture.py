@@ -47,7 +47,7 @@ def draw_slice(dataset: Dataset, path: Path, index: int = 0) -> None:
         _draw(figure, axes, panel)
     shape = "x".join(map(str, dataset.shape))
     figure.suptitle(
-        f"{dataset.place_of(index)[0].name}, sample {index} of {shape} {dataset.dtype}, "
+        f"{dataset.place_of(index)[0].name}, {dataset.name_of(index)}, {shape} {dataset.dtype}, "
         f"{place_of_slice(dataset.spec)}",
         fontsize="medium",
     )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 from hyperslab.io.box_copy import DIRECT_NBYTES, GAP_NBYTES
 from hyperslab.io.info.describe import nbytes_of
 from hyperslab.io.reader import ArrayReader
+from hyperslab.io.tiled import TiledArray
 from hyperslab.layout import Box
 
 
@@ -43,6 +46,8 @@ def read_cost(reader: ArrayReader, box: Box) -> ReadCost:
     wanted = box.numel * reader.dtype.itemsize
     if not wanted:
         return NOTHING
+    if isinstance(reader, TiledArray):
+        return reduce(add, (read_cost(reader.whole, part) for part in reader.parts(box)))
     storage = reader.storage()
     if storage.chunks is not None:
         return _chunked(reader, box, storage.chunks, storage.nbytes)

@@ -52,7 +52,7 @@ def describe_slice(dataset: Dataset, index: int = 0) -> SliceInfo:
     values = read_slice(dataset, dataset.spec, index)
     is_log = has_long_tail(values)
     return SliceInfo(
-        place=f"sample {index}, {place_of_slice(dataset.spec)}",
+        place=f"{dataset.name_of(index)}, {place_of_slice(dataset.spec)}",
         is_log=is_log,
         channels=tuple(_describe_channel(channel, is_log) for channel in values),
     )

@@ -89,6 +89,8 @@ def repack(
     """
     if compression not in COMPRESSIONS:
         raise ConfigError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+    if dataset.tilings:
+        raise ConfigError("whole files are repacked: cut into tiles what was written, not before")
     filter_options(compression)
     began, out = time.perf_counter(), Path(directory)
     plans = plan_arrays(dataset, grid, chunks, channels_first=channels_first)

@@ -40,11 +40,14 @@ class Unit:
     specs: tuple[ArraySpec, ...]
     boxes: Mapping[str, Box]
     """By the name of the array, in the file's order of dims."""
+    tiles: tuple[tuple[int, ...], ...] = ()
+    """The extents of the tiles that the file's samples were cut into: these count as samples."""
 
     @cached_property
     def name(self) -> str:
         """Begins every name in the directory that belongs to this: the same for the same bytes."""
-        what = [self.numbers, {name: box.spans for name, box in self.boxes.items()}, VERSION]
+        boxes = {name: box.spans for name, box in self.boxes.items()}
+        what = [self.numbers, boxes, VERSION, *self.tiles]
         start = "-".join([_digest(self.source), _digest(self.identity), _digest(what)])
         return f"{start}-{self.path.name[-100:]}"
 
@@ -101,7 +104,8 @@ def plan_units(
         path, number = dataset.place_of(index)
         found.setdefault(path, {})[number] = index
     counts = dict(zip(dataset.paths, dataset.counts, strict=True))
-    return [_unit(path, found[path], counts[path], specs, in_file) for path in found]
+    tiles = tuple(tiling.extents for tiling in dataset.tilings)
+    return [_unit(path, found[path], counts[path], specs, in_file, tiles) for path in found]
 
 
 def _unit(
@@ -110,6 +114,7 @@ def _unit(
     count: int,
     specs: tuple[ArraySpec, ...],
     boxes: Mapping[str, Box],
+    tiles: tuple[tuple[int, ...], ...],
 ) -> Unit:
     numbers = tuple(sorted(samples))
     return Unit(
@@ -121,6 +126,7 @@ def _unit(
         num_samples=count,
         specs=specs,
         boxes=boxes,
+        tiles=tiles,
     )
 
 

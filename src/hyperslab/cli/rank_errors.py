@@ -1,0 +1,130 @@
+"""Errors of several ranks, told once.
+
+Ranks mostly fail together, all with the same error or with one that names the rank where it began.
+Who tells the user depends on who started them:
+
+- Ranks that ``local_ranks`` started stay silent and leave their error in a folder. The process that
+  started them reads all of them and tells those that began it.
+- Under torchrun, srun or mpirun there is no such process. Rank 0 tells its error, and the others
+  tell theirs if rank 0 does not stop as well, with an error that says the same. Before the ranks
+  have met they cannot know; then the first rank of each node speaks, for what goes wrong so early,
+  a missing file or a wrong setting, is alike on a node.
+
+Errors that nobody raised on purpose come with a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hyperslab.cli.local_ranks import Ending, Outcome
+from hyperslab.errors import CommError, HyperslabError
+
+if TYPE_CHECKING:  # it loads torch
+    from hyperslab.comm.launch import Launch
+
+FOLDER = "HYPERSLAB_ERRORS"
+"""The environment variable with the folder in which ranks leave their errors."""
+
+
+@dataclass(frozen=True)
+class RankError:
+    """What a rank stopped with."""
+
+    rank: int
+    text: str
+    is_on_purpose: bool
+    is_about_others: bool
+    """Whether it only tells that another rank has failed."""
+
+
+@contextmanager
+def told_once(launch: Launch, *, with_traceback: bool) -> Iterator[None]:
+    """Errors within it are told by one rank, or by the process that started the ranks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if FOLDER in os.environ:
+            raise SystemExit(128 + signal.SIGINT) from None
+        raise
+    except Exception as error:
+        sys.last_value = error  # where comm looks, at exit, for what to tell the other ranks
+        if folder := os.environ.get(FOLDER):
+            _leave(error, launch.rank, Path(folder), with_traceback)
+            raise SystemExit(1) from error
+        if isinstance(error, HyperslabError) and not with_traceback and not _speaks(error, launch):
+            raise SystemExit(1) from error
+        raise
+
+
+def read_errors(folder: Path) -> list[RankError]:
+    paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem.removeprefix("rank")))
+    return [RankError(**json.loads(path.read_text())) for path in paths]
+
+
+def first_cause(outcome: Outcome, errors: Sequence[RankError]) -> str:
+    """Why the ranks ended as they did, in a line, or with a traceback.
+
+    A rank that was killed comes first: what the others tell then is that it is gone. So come errors
+    before those that are about others.
+    """
+    told = {error.rank for error in errors}
+    failed = [ending for ending in outcome.endings if ending.is_failure and not ending.was_asked]
+    silent = [ending for ending in failed if ending.rank not in told]
+    own = [error for error in errors if not error.is_about_others]
+    if outcome.passed_on and silent and not own:
+        return (
+            f"stopped at once by {outcome.passed_on[-1]}, without a checkpoint; from one that was "
+            "written before, --resume goes on"
+        )
+    if own and not any(ending.code < 0 for ending in silent):
+        return _told(own, num_ranks=len(outcome.endings))
+    if silent:
+        return f"{silent[0]}{_guess(silent[0])}"
+    return _told(errors, num_ranks=len(outcome.endings))
+
+
+def _told(errors: Sequence[RankError], num_ranks: int) -> str:
+    """The distinct errors, each with the first rank that had it, unless all had the same."""
+    ranks: dict[str, list[int]] = {}
+    for error in errors:
+        ranks.setdefault(error.text, []).append(error.rank)
+    if len(ranks) == 1 and len(errors) == num_ranks:
+        return errors[0].text
+    return "\n".join(f"rank {theirs[0]}: {text}" for text, theirs in ranks.items())
+
+
+def _guess(ending: Ending) -> str:
+    if ending.code == -signal.SIGKILL:
+        return ", by someone or because memory ran out"
+    return ""
+
+
+def _leave(error: Exception, rank: int, folder: Path, with_traceback: bool) -> None:
+    on_purpose = isinstance(error, HyperslabError)
+    text = " ".join(str(error).split())
+    if with_traceback or not on_purpose:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    left = RankError(rank, text, on_purpose, isinstance(error, CommError))
+    partial = folder / f"{rank}.part"
+    partial.write_text(json.dumps(asdict(left)))
+    partial.rename(folder / f"rank{rank}.json")
+
+
+def _speaks(error: HyperslabError, launch: Launch) -> bool:
+    if launch.num_ranks == 1:
+        return True
+    from hyperslab.comm.spokesman import have_met, speaks
+
+    if not have_met():
+        return launch.local_rank == 0
+    return speaks(launch.rank, launch.num_ranks, error)

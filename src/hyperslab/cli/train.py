@@ -1,0 +1,181 @@
+"""``hyperslab train``: from a configuration to weights, scores and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hyperslab.cli.local_ranks import run_ranks
+from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
+from hyperslab.cli.rank_errors import FOLDER, first_cause, read_errors, told_once
+from hyperslab.train.config import Config
+from hyperslab.train.preset_list import hint_for, list_presets
+from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
+
+EXAMPLES = """\b
+Examples:
+  hyperslab train --list                               which presets are there?
+  hyperslab data synth cosmo --size 64 --count 256 cosmo
+  hyperslab train cosmoflow-64                         trains on them, into runs/cosmoflow-64
+  hyperslab train cosmoflow-64 --set mesh.depth=2      two local ranks share each cube
+  hyperslab train cosmoflow-64 --resume                goes on where it was stopped
+  hyperslab train cosmoflow-128 --show > mine.toml     all settings, to be edited
+  hyperslab train mine.toml --set data.batch_size=8 --set 'data.files="big/*.h5"'
+  hyperslab train mine.toml --set optimizer.options.betas=[0.9,0.99] --set train.clip=none
+  torchrun --nproc-per-node 4 -m hyperslab train mine.toml --set mesh.depth=4
+  srun --ntasks 64 hyperslab train mine.toml --run /scratch/run7 --resume
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("source", metavar="[CONFIG]", required=False)
+@click.option(
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a setting, such as data.batch_size=8; words need no quotes. May be repeated.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    help="Local processes to start; default: as many as the mesh asks for, else one a GPU.",
+)
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(file_okay=False),
+    help="The folder to write to; default: runs/ and the name of CONFIG.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the last checkpoint, if there is one.")
+@click.option("--show", is_flag=True, help="Print all settings as TOML, and do not train.")
+@click.option("--list", "listing", is_flag=True, help="List the presets, and do not train.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON rather than a table.")
+@click.pass_context
+def train(
+    ctx: click.Context,
+    source: str | None,
+    changes: tuple[str, ...],
+    ranks: int | None,
+    folder: str | None,
+    resume: bool,
+    show: bool,
+    listing: bool,
+    as_json: bool,
+) -> None:
+    """Train as CONFIG says: a TOML file, a preset, or the folder of an earlier run.
+
+    Starts local processes by itself where the mesh asks for several, or runs as one of those that
+    torchrun, srun or mpirun started. A TOML file may begin with base = "cosmoflow-128" and then
+    says only what is different. Files of data are looked for from the current folder.
+
+    On SIGINT (Ctrl-C), SIGTERM or SIGUSR1 it writes a checkpoint and ends with exit code 75: the
+    same command with --resume goes on.
+    """
+    if listing:
+        _print_presets(as_json)
+        return
+    if source is None:
+        raise click.UsageError(
+            "Name a configuration: a TOML file, a preset (hyperslab train --list shows them) or "
+            "the folder of a run."
+        )
+    if show:
+        _print_config(read_config(source, changes), as_json)
+        return
+    with_traceback = bool(ctx.parent and ctx.parent.params.get("traceback"))
+    launch = find_launcher()
+    if launch:
+        with told_once(launch, with_traceback=with_traceback):
+            check_launched(launch, ranks)
+            code = _run(_config(source, changes, folder), resume, as_json, rank=launch.rank)
+    else:
+        config = _config(source, changes, folder)
+        chosen = count_ranks(config, ranks)
+        if chosen.num > 1 or chosen.advice:
+            click.echo(_announcement(chosen), err=True)
+        if chosen.num == 1:
+            code = _run(config, resume, as_json, rank=0)
+        else:
+            flags = {"--traceback": with_traceback, "train": True}
+            flags |= {"--resume": resume, "--json": as_json}
+            code = _start(config, chosen.num, [word for word, is_set in flags.items() if is_set])
+    ctx.exit(code)
+
+
+def _config(source: str, changes: Sequence[str], folder: str | None) -> Config:
+    config = read_config(source, changes)
+    folder = folder or config.run.folder or f"runs/{config_name(source)}"
+    return replace(config, run=replace(config.run, folder=folder))
+
+
+def _announcement(chosen: RankCount) -> str:
+    many = f"{chosen.num} local ranks" if chosen.num > 1 else "one rank"
+    return f"Starting {many} ({chosen.why}){f'; {chosen.advice}' if chosen.advice else ''}"
+
+
+def _run(config: Config, resume: bool, as_json: bool, *, rank: int) -> int:
+    """Trains as one rank, and returns the exit code; rank 0 prints what came of it."""
+    from hyperslab.train.run import run
+
+    outcome = run(config, resume=resume)
+    if rank == 0 and as_json:
+        click.echo(json.dumps(outcome.summary, indent=2))
+    elif rank == 0:
+        Console().print(outcome.table())
+    return outcome.exit_code
+
+
+def _start(config: Config, num_ranks: int, arguments: Sequence[str]) -> int:
+    """Trains on local ranks, and returns the exit code.
+
+    They read the configuration as it is now, whatever becomes of its files while they start.
+    """
+    with TemporaryDirectory(prefix="hyperslab-train-") as name:
+        source = Path(name) / SAVED_AS
+        source.write_text(config_to_toml(config), encoding="utf-8")
+        # -P: modules of the current folder do not take the place of Python's own.
+        command = [sys.executable, "-P", "-m", "hyperslab", *arguments, str(source)]
+        outcome = run_ranks(command, num_ranks, environ={**os.environ, FOLDER: name})
+        failed = any(ending.is_failure for ending in outcome.endings)
+        if failed:
+            click.echo(f"Error: {first_cause(outcome, read_errors(Path(name)))}", err=True)
+    return 1 if failed else max(ending.code for ending in outcome.endings)
+
+
+# What can be printed without training
+
+
+def _print_config(config: Config, as_json: bool) -> None:
+    text = json.dumps(asdict(config), indent=2, default=str) if as_json else config_to_toml(config)
+    click.echo(text.rstrip())
+
+
+def _print_presets(as_json: bool) -> None:
+    presets = list_presets()
+    if as_json:
+        click.echo(json.dumps([asdict(preset) for preset in presets], indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("preset", "learns", "input", "parameters", "data"):
+        table.add_column(name, no_wrap=name != "learns")
+    for preset in presets:
+        config = read_config(preset.name)
+        row = (preset.name, preset.about, preset.input, f"{preset.num_parameters:,}")
+        table.add_row(*map(Text, (*row, str(config.data.files))))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 120))
+    console.print(table)
+    example = hint_for(read_config(presets[0].name))
+    console.print(Text(f"\nNo data yet? For {presets[0].name}, {example}"), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""Options and inputs that a network can use, or one line that says what it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hyperslab.errors import ConfigError
+
+LETTERS = "NCDHW"
+
+
+def check_at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+def check_widths(name: str, widths: Sequence[int]) -> None:
+    if not widths or min(widths) < 1:
+        raise ConfigError(f"{name} must be one or more numbers, each at least 1, got {widths}")
+
+
+def check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout must be from 0 to below 1, got {dropout}")
+
+
+def check_batch(x: Tensor, model: str, in_channels: int, num_dims: int) -> None:
+    """That ``x`` is a batch of samples with ``in_channels`` and ``num_dims`` spatial dims."""
+    if x.ndim != num_dims + 2:
+        dims = ", ".join(["N", "C", *LETTERS[-num_dims:]])
+        raise ConfigError(f"{model} takes batches of dims ({dims}), got the shape {shown(x.shape)}")
+    if x.shape[1] != in_channels:
+        raise ConfigError(
+            f"{model} was made for samples of {in_channels} channels and is given "
+            f"{shown(x.shape[1:])}: set in_channels = {x.shape[1]}"
+        )
+
+
+def check_extents(x: Tensor, model: str, *, least: int, multiple_of: int = 1) -> None:
+    """That every spatial extent of ``x`` is large enough, and divides."""
+    extents = x.shape[2:]
+    if min(extents) < least:
+        raise ConfigError(f"{model} needs extents of at least {least}, got {shown(extents)}")
+    if any(extent % multiple_of for extent in extents):
+        raise ConfigError(
+            f"{model} needs extents that are multiples of {multiple_of}, got {shown(extents)}: "
+            "pad or crop the samples"
+        )
+
+
+def shown(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,116 @@
+"""Learning one class for each sample."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hyperslab.errors import ConfigError
+from hyperslab.nn import gather
+from hyperslab.train.batch import Batch
+from hyperslab.train.class_figures import draw_confusion, draw_roc
+from hyperslab.train.fitting import IGNORED, Values, fit_labels, num_classes, the_tensor
+from hyperslab.train.losses import CLASS_LOSSES
+from hyperslab.train.metrics import (
+    Floats,
+    Labels,
+    as_floats,
+    check_names,
+    confusion,
+    log_odds,
+    log_softmax,
+    macro_auc,
+    ratio,
+)
+from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.task import Meter, Task
+
+
+class Classification(Task):
+    losses = CLASS_LOSSES
+    best_by = "accuracy"
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_labels(output, target, loss=self.loss_name)
+        if max(output.shape[2:], default=1) > 1:
+            raise ConfigError(
+                f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
+                "its cells, or set task.kind = 'segmentation'"
+            )
+        check_names(self.names, num_classes(output), "classes")
+        return output, target
+
+    def num_classes(self, output: Values) -> int:
+        return num_classes(output)
+
+    def prediction(self, output: Values) -> Values:
+        return predicted_classes(output)
+
+    def meter(self) -> Meter:
+        return ClassificationMeter(self)
+
+
+def predicted_classes(output: Values) -> Values:
+    """Of logits (N, K, ...) the class of the largest; of one logit 1 where it is above 0."""
+    output = the_tensor(output)
+    if output.ndim == 1:
+        output = output.unsqueeze(1)
+    return (output > 0).long().squeeze(1) if output.shape[1] == 1 else output.argmax(1)
+
+
+class ClassificationMeter(Meter):
+    """Accuracy, AUC and cross-entropy of all samples, by their weights."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._logits: list[Floats] = []
+        self._labels: list[Labels] = []
+        self._weights: list[Floats] = []
+        self._pictures: list[Picture] = []
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        logits = as_floats(gather(output)).reshape(output.shape[:2])
+        if logits.shape[1] == 1:
+            logits = np.concatenate([np.zeros_like(logits), logits], 1)
+        self._logits.append(logits)
+        labels = gather(target.argmax(1) if target.is_floating_point() else target)
+        self._labels.append(labels.flatten().cpu().numpy())
+        ones = torch.ones(len(labels)) if weight is None else gather(weight)
+        self._weights.append(as_floats(ones))
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        self._pictures = pictures_of(batch.x, "input")
+
+    def count(self) -> dict[str, float]:
+        if not self._logits:
+            return dict.fromkeys(("accuracy", "auc", "cross_entropy"), math.nan)
+        logits, labels, weights = self._samples()
+        total = float(weights.sum())
+        hits = float(weights[logits.argmax(1) == labels].sum())
+        losses = -log_softmax(logits)[np.arange(len(labels)), labels]
+        return {
+            "accuracy": ratio(hits, total),
+            "auc": macro_auc(logits, labels, weights),
+            "cross_entropy": ratio(float(losses @ weights), total),
+        }
+
+    def draw(self, folder: Path) -> list[Path]:
+        drawn = draw_pictures(self._pictures, folder / "sample.png")
+        if self._logits and (samples := self._samples())[1].size:
+            logits, labels, weights = samples
+            counts = confusion(labels, logits.argmax(1), weights, logits.shape[1])
+            drawn += draw_confusion(counts, self.names, folder / "confusion.png")
+            is_one = logits.shape[1] == 2
+            scores = log_odds(logits)[:, None] if is_one else log_softmax(logits)
+            drawn += draw_roc(scores, labels, weights, self.names, folder / "roc.png")
+        return drawn
+
+    def _samples(self) -> tuple[Floats, Labels, Floats]:
+        """Logits, labels and weights of all samples that count."""
+        labels = np.concatenate(self._labels)
+        counted = labels != IGNORED
+        logits, weights = np.concatenate(self._logits), np.concatenate(self._weights)
+        return logits[counted], labels[counted], weights[counted]

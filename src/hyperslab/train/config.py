@@ -1,0 +1,305 @@
+"""All settings of a run, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES
+
+TASKS = ("regression", "classification", "segmentation", "reconstruction")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16")
+DECAYS = ("none", "polynomial", "cosine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    name: str
+    """One of ``hyperslab.models.MODELS``, or a class or function of yours that makes a module:
+    ``package.module:Name`` or ``path/to/file.py:Name``."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its keyword arguments."""
+
+    weights: str | None = None
+    """A safetensors file to begin with, as ``hyperslab export`` writes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    files: str | Sequence[str]
+    """Files, or patterns such as ``cosmo/*.h5``."""
+
+    preset: str | None = None
+    """A known schema, one of ``hyperslab.io.PRESETS``; what is given below comes before it."""
+
+    sample: str | None = None
+    """The array that holds the sample."""
+
+    target: str | Sequence[str] | None = None
+    """The array or arrays that belong to it."""
+
+    axes: str | Mapping[str, str] | None = None
+    """The dims of the sample in the file's order, such as ``DHWC`` or ``NCHW``."""
+
+    stats: str | None = None
+    """The array with each sample's own statistics."""
+
+    format: str | None = None
+    """The file format, where the suffix does not tell it."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the format, such as ``dtype`` and ``shape`` of raw files."""
+
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Targets that lie in files of their own: patterns by name, such as ``label = "labels/*.nii"``."""
+
+    tile: Sequence[int] | int | None = None
+    """Cuts every sample into tiles of these spatial extents, each a sample of its own."""
+
+    validation: float | str | Sequence[str] = 0.1
+    """The part of the samples, or other files, to evaluate on after epochs; 0 is none."""
+
+    test: float | str | Sequence[str] = 0.1
+    """The same, to evaluate on at the end."""
+
+    batch_size: int = 1
+    """Samples in one step, over all ranks."""
+
+    eval_batch_size: int | None = None
+    """The same for evaluation; left out, that of one forward pass in training."""
+
+    shuffle: str = "global"
+    """``global``, ``local`` or ``none``; see ``hyperslab.Loader`` for this and what follows."""
+
+    store: str = "memory"
+    prefetch: int = 2
+    drop_last: bool = False
+    normalize: str | Mapping[str, Any] | None = None
+    """``log1p``, ``minmax``, ``standard``, or the arguments of ``hyperslab.Normalize``."""
+
+    augment: str | None = None
+    bad_samples: str = "stop"
+    memory_budget: int | str | None = None
+    spill_dir: str | None = None
+    preload: bool = False
+    stage_dir: str | None = None
+    transport: str = "torch"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("data.batch_size", self.batch_size, 1)
+        _at_least("data.eval_batch_size", self.eval_batch_size, 1)
+        _at_least("data.prefetch", self.prefetch, 0)
+        for name in ("validation", "test"):
+            part = getattr(self, name)
+            if isinstance(part, int | float) and not 0 <= part < 1:
+                raise ConfigError(
+                    f"data.{name} must be a fraction from 0 to below 1, or files, got {part}"
+                )
+        parts = [part for part in (self.validation, self.test) if isinstance(part, int | float)]
+        if sum(parts) >= 1:
+            raise ConfigError(
+                f"data.validation = {self.validation} and data.test = {self.test} leave no "
+                "samples to train on: together they must be below 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig:
+    """How many ranks there are along each axis; ``sample`` takes what the others leave."""
+
+    sample: int | None = None
+    channel: int = 1
+    depth: int = 1
+    height: int = 1
+    width: int = 1
+
+    device: str | None = None
+    """``cpu`` or ``cuda``; left out, a GPU if there is one."""
+
+    timeout_seconds: float = 600.0
+    """A rank that waits longer than this for another stops."""
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            _at_least(f"mesh.{axis}", getattr(self, axis), 1)
+        _above("mesh.timeout_seconds", self.timeout_seconds, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    kind: str = "regression"
+    """``regression`` (numbers), ``classification`` (one class a sample), ``segmentation`` (a class
+    for every cell) or ``reconstruction`` (the sample itself)."""
+
+    names: Sequence[str] = ()
+    """Of the numbers or classes, for tables and figures."""
+
+    loss: str | None = None
+    """A name of ``hyperslab.train.LOSSES``, or a function of yours, ``module:function``, of output
+    and target; left out, the usual one: ``mse``, or ``cross_entropy``."""
+
+    target: str | None = None
+    """The array to learn; left out, the first target of the data."""
+
+    weight: str | None = None
+    """The array that weighs each sample in the loss and in accuracy, if there is one."""
+
+    class_weights: Sequence[float] = ()
+    """What each class counts in the loss."""
+
+    def __post_init__(self) -> None:
+        _one_of("task.kind", self.kind, TASKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    name: str = "adam"
+    """``adam``, ``adamw``, ``sgd``, ``lamb``, or a class of yours, ``module:Class``."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    """Not for biases and the weights of normalisations."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """More keyword arguments of the optimizer, such as ``betas`` or ``momentum``."""
+
+    def __post_init__(self) -> None:
+        _above("optimizer.lr", self.lr, 0)
+        _at_least("optimizer.weight_decay", self.weight_decay, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over time: it rises evenly, then falls."""
+
+    warmup_epochs: float = 0.0
+    """It rises from 0 over these; fractions are welcome."""
+
+    decay: str = "none"
+    """How it falls: ``none``, ``polynomial`` or ``cosine``."""
+
+    decay_epochs: float | None = None
+    """The epoch at which it has fallen to ``final``; left out, the last."""
+
+    power: float = 1.0
+    """Of the polynomial; 1 is a line."""
+
+    final: float = 0.0
+    """The last learning rate, as a fraction of the highest."""
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.decay", self.decay, DECAYS)
+        _at_least("schedule.warmup_epochs", self.warmup_epochs, 0)
+        _above("schedule.decay_epochs", self.decay_epochs, 0)
+        _above("schedule.power", self.power, 0)
+        if not 0 <= self.final <= 1:
+            raise ConfigError(f"schedule.final must be from 0 to 1, got {self.final}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    epochs: int = 10
+    steps: int | None = None
+    """Stops after this many steps, if that is before the last epoch."""
+
+    seed: int = 0
+    """Of weights, order of samples, split, augmentation and dropout."""
+
+    precision: str = "fp32"
+    """``fp64``, ``fp32``, ``tf32`` (fp32 with shorter products on GPUs) or ``bf16`` (mixed)."""
+
+    channels_last: bool = False
+    """Keeps channels innermost in memory, which GPUs prefer with ``bf16``."""
+
+    accumulate: int = 1
+    """Forward and backward passes in one step, each on an equal part of the batch."""
+
+    clip: float | None = None
+    """Scales gradients whose norm, over all weights, is larger than this down to it."""
+
+    checkpoint_activations: Sequence[str] = ()
+    """Patterns of module names whose activations are computed again in the backward pass rather
+    than kept, such as ``features.*``."""
+
+    shard_weights: bool = False
+    """Spreads weights and optimizer state over all ranks (FSDP2)."""
+
+    batch_stats: str = "global"
+    """BatchNorm's statistics are of the ``global`` batch, or of the ranks that share a sample
+    (``spatial``)."""
+
+    evaluate_every: int = 1
+    """Epochs from one evaluation to the next."""
+
+    patience: int | None = None
+    """Stops when this many evaluations in a row were no better than the best."""
+
+    def __post_init__(self) -> None:
+        _one_of("train.precision", self.precision, PRECISIONS)
+        _one_of("train.batch_stats", self.batch_stats, ("global", "spatial"))
+        for name in ("epochs", "steps", "accumulate", "evaluate_every", "patience"):
+            _at_least(f"train.{name}", getattr(self, name), 1)
+        _at_least("train.seed", self.seed, 0)
+        _above("train.clip", self.clip, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    folder: str | None = None
+    """For all that the run writes; left out, ``runs/`` and the name of the configuration."""
+
+    log_every: int = 10
+    """Steps from one line of the log to the next."""
+
+    checkpoint_every: int | None = None
+    """Steps from one checkpoint to the next; left out, there is one after every epoch."""
+
+    keep: int = 2
+    """Checkpoints kept beside the best."""
+
+    tensorboard: bool = True
+    figures: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "checkpoint_every", "keep"):
+            _at_least(f"run.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A run; each field is a table of the TOML file."""
+
+    model: ModelConfig
+    data: DataConfig
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if self.data.batch_size % self.train.accumulate:
+            raise ConfigError(
+                f"data.batch_size = {self.data.batch_size} cannot be cut into train.accumulate = "
+                f"{self.train.accumulate} equal parts: choose a multiple"
+            )
+
+
+def _at_least(key: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
+        raise ConfigError(f"{key} must be at least {least}, got {value}")
+
+
+def _above(key: str, value: float | None, bound: float) -> None:
+    if value is not None and not value > bound:
+        raise ConfigError(f"{key} must be above {bound}, got {value}")
+
+
+def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key} must be one of {', '.join(choices)}, got {value!r}")

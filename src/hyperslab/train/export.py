@@ -1,0 +1,154 @@
+"""Weights as plain safetensors files, which need no hyperslab to be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hyperslab.comm.agree import agree
+from hyperslab.comm.failure import contact
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import ConfigError, FormatError, HyperslabError
+from hyperslab.io.partial import partial_file
+from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
+from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.config import ModelConfig
+from hyperslab.train.parts import empties
+from hyperslab.train.read_config import read_config
+from hyperslab.train.state_tree import put_together
+
+
+def export_state(
+    model: nn.Module, path: Path, mesh: Mesh, config: ModelConfig | None = None
+) -> None:
+    """Writes the whole ``state_dict`` of ``model``, as the plain module would have it.
+
+    The file's metadata tells the model's name and options by ``config``. Rank 0 writes.
+
+    Collective over all ranks.
+    """
+    state, error = model.state_dict(), None
+    _check_tensors(state)
+    whole: dict[str, Tensor] = {}
+    for key, each in state.items():
+        with contact("gathering the weights", mesh):
+            gathered = each.full_tensor() if isinstance(each, DTensor) else each
+        if mesh.rank == 0:
+            whole[key] = gathered.detach().cpu()
+    try:
+        if mesh.rank == 0:
+            write_weights(whole, path, config)
+    except HyperslabError as wrong:
+        error = wrong
+    agree(error, mesh)
+
+
+def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
+    """Writes the weights of a run's checkpoint, the newest or that of ``step``, which it returns.
+
+    One process is enough, whatever the mesh of the run.
+    """
+    found = find_checkpoints(run_folder / "checkpoints")
+    if not found:
+        raise FormatError(f"{run_folder} has no checkpoints")
+    step = max(found) if step is None else step
+    if step not in found:
+        there = ", ".join(map(str, found))
+        raise ConfigError(f"{run_folder} has no checkpoint of step {step}: it has those of {there}")
+    config = read_config(str(run_folder), []).model
+    manifest = read_manifest(found[step])
+    check_files(found[step], manifest.files)
+    tree = manifest.trees["model"]
+    tensors = empties(tree)
+    read_tensors(tensors, found[step], None)
+    state = put_together(tree, tensors)
+    _check_tensors(state)
+    write_weights(state, file, config)
+    return step
+
+
+def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig | None) -> None:
+    """Writes tensors to a file, whole or not at all."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    about = {"format": "pt", "hyperslab": _version()}
+    if config is not None:
+        about |= {"model": config.name, "options": json.dumps(dict(config.options))}
+    with partial_file(path) as (part, _):
+        try:
+            save_file(_separate(state), part, metadata=about)
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise FormatError(f"{path} could not be written: {error}") from error
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Gives a plain ``model`` the weights in ``path``, which must be exactly its own."""
+    state = _read(path)
+    own = model.state_dict()
+    _check_names(path, state, own)
+    for key, there in state.items():
+        if there.shape != own[key].shape:
+            shapes = ["x".join(map(str, each.shape)) or "a number" for each in (there, own[key])]
+            raise ConfigError(
+                f"{path} does not fit the model: {key} is {shapes[0]} there and {shapes[1]} here; "
+                "give the model the options that it was trained with"
+            )
+    model.load_state_dict(state)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise FormatError(f"{path} is not a safetensors file, or damaged: {error}") from error
+
+
+def _check_names(path: Path, state: Iterable[str], own: Iterable[str]) -> None:
+    missing, unexpected = sorted({*own} - {*state}), sorted({*state} - {*own})
+    wrong = [
+        f"{what} {', '.join(keys[:3])}" + f" and {len(keys) - 3} more" * (len(keys) > 3)
+        for what, keys in (("it lacks", missing), ("the model has no", unexpected))
+        if keys
+    ]
+    if wrong:
+        raise ConfigError(f"{path} does not fit the model: {'; '.join(wrong)}")
+
+
+def _check_tensors(state: Mapping[str, Any]) -> None:
+    for key, each in state.items():
+        if not isinstance(each, Tensor):
+            raise ConfigError(
+                f"{key} of the model's state is a {type(each).__name__}, and safetensors files "
+                "hold tensors only: make it a buffer"
+            )
+
+
+def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, each with memory of its own: weights that layers share are repeated."""
+    separate: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for key, each in state.items():
+        place = each.untyped_storage().data_ptr()
+        separate[key] = each.clone() if place in seen else each
+        separate[key] = separate[key].contiguous()
+        seen.add(place)
+    return separate
+
+
+def _version() -> str:
+    try:
+        return version("hyperslab")
+    except PackageNotFoundError:  # run from its source
+        return "unknown"

@@ -1,0 +1,202 @@
+"""Losses by name: one number for the global batch, the same on every rank and mesh.
+
+They are plain torch functions, which on Slabs give the mean over all ranks. Where samples have
+weights, the mean is ``sum(weight * loss) / sum(weight)``; where nothing counts, it is 0.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperslab.errors import ConfigError
+from hyperslab.nn import Slab
+from hyperslab.train.fitting import IGNORED, Values, beside, widened
+from hyperslab.train.named import find_named
+
+Loss: TypeAlias = Callable[[Values, Values, Values | None, Tensor | None], Tensor]
+"""Of output, target, weights of samples and weights of classes."""
+
+SMOOTH = 1e-5
+"""Keeps Dice defined for classes that a sample does not have."""
+
+
+def weighted_mean(each: Values, weight: Values | None) -> Tensor:
+    """The mean of ``each`` (N, ...), its samples weighted."""
+    if weight is None:
+        mean: Tensor = each.mean()
+        return mean
+    num_cells = max(1, each.shape[1:].numel())
+    return _ratio((each * beside(weight, each)).sum() / num_cells, weight.sum())
+
+
+def _ratio(total: Tensor, count: Tensor) -> Tensor:
+    return total / torch.where(count == 0, torch.ones_like(count), count)
+
+
+def _of_values(function: Callable[..., Any]) -> Loss:
+    def loss(
+        output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
+    ) -> Tensor:
+        return weighted_mean(function(output, target, reduction="none"), weight)
+
+    return loss
+
+
+def cross_entropy(
+    output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
+) -> Tensor:
+    """Of logits (N, K, ...) and labels, or probabilities, which ``class_weights`` weigh too."""
+    each = F.cross_entropy(output, target, class_weights, ignore_index=IGNORED, reduction="none")
+    if target.is_floating_point():
+        return weighted_mean(each, weight)
+    return _counted_mean(each, _counts(target, class_weights, each.dtype), weight)
+
+
+def bce(
+    output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
+) -> Tensor:
+    """Of logits (N, 1, ...) and labels (N, ...), or of as many logits as fractions."""
+    if target.is_floating_point():
+        each = F.binary_cross_entropy_with_logits(output, target, reduction="none")
+        return weighted_mean(each, weight)
+    counts = _counts(target, class_weights, output.dtype)
+    truth = target.clamp(min=0).to(output.dtype)
+    each = F.binary_cross_entropy_with_logits(output.squeeze(1), truth, reduction="none")
+    return _counted_mean(each * counts, counts, weight)
+
+
+def dice(
+    output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
+) -> Tensor:
+    """1 - Dice, the mean over samples and classes; with one logit, of class 1 alone."""
+    chance = output.sigmoid() if output.shape[1] == 1 else output.softmax(1)
+    if target.is_floating_point():
+        return weighted_mean(1 - _overlap(chance, target), weight)
+    labels = target.unsqueeze(1)
+    first = int(output.shape[1] == 1)
+    classes = torch.arange(first, first + output.shape[1], device=output.device)
+    truth = labels == classes.view(-1, *[1] * (output.ndim - 2))
+    counted = (labels != IGNORED).to(chance.dtype)
+    return weighted_mean(1 - _overlap(chance * counted, truth.to(chance.dtype)), weight)
+
+
+def _overlap(chance: Values, truth: Values) -> Values:
+    """Dice of each sample and class, (N, K)."""
+    cells = tuple(range(2, chance.ndim))
+    both, sizes = chance * truth, chance + truth
+    if cells:
+        both, sizes = both.sum(cells), sizes.sum(cells)
+    return (2 * both + SMOOTH) / (sizes + SMOOTH)
+
+
+def _both(first: Loss, second: Loss) -> Loss:
+    def loss(
+        output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
+    ) -> Tensor:
+        given = (output, target, weight, class_weights)
+        return first(*given) + second(*given)
+
+    return loss
+
+
+LOSSES: Mapping[str, Loss] = {
+    "mse": _of_values(F.mse_loss),
+    "l1": _of_values(F.l1_loss),
+    "huber": _of_values(F.huber_loss),
+    "smooth_l1": _of_values(F.smooth_l1_loss),
+    "bce": bce,
+    "cross_entropy": cross_entropy,
+    "dice": dice,
+    "dice_cross_entropy": _both(dice, cross_entropy),
+    "dice_bce": _both(dice, bce),
+}
+"""``bce`` takes logits; class weights count in the entropies alone, Dice balances by itself."""
+
+VALUE_LOSSES = ("mse", "l1", "huber", "smooth_l1", "bce")
+CLASS_LOSSES = ("cross_entropy", "bce")
+MAP_LOSSES = (*CLASS_LOSSES, "dice", "dice_cross_entropy", "dice_bce")
+
+
+def check_loss(name: str, kind: str, choices: tuple[str, ...]) -> None:
+    """Raises unless ``name`` is one of ``choices``."""
+    if name in choices:
+        return
+    if name in LOSSES:
+        raise ConfigError(
+            f"task.loss = {name!r} is not a loss for task.kind = {kind!r}, which has "
+            f"{', '.join(choices)}"
+        )
+    near = difflib.get_close_matches(name, choices, 1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(
+        f"task.loss = {name!r} is not known: {meant}there are {', '.join(choices)}, and functions "
+        "of yours as module:function or file.py:function"
+    )
+
+
+class OwnLoss:
+    """A user's function of output and target that gives one number, or one for each sample.
+
+    If it has a third argument ``weight``, it is given the weights of the samples.
+    """
+
+    def __init__(self, name: str) -> None:
+        found: Any = find_named(name, "task.loss")
+        self._name = name
+        self._function: Callable[..., Any] = found() if inspect.isclass(found) else found
+        self._takes_weight = "weight" in _parameters(self._function)
+
+    def __call__(self, output: Values, target: Values, weight: Values | None) -> Tensor:
+        if isinstance(output, Slab | Tensor):
+            output = widened(output)
+        if self._takes_weight:
+            return self._one_number(self._function(output, target, weight=weight))
+        each = self._function(output, target)
+        if weight is None:
+            return self._one_number(each)
+        num_samples = weight.shape[0]
+        if not isinstance(each, Slab | Tensor) or tuple(each.shape[:1]) != (num_samples,):
+            raise ConfigError(
+                f"task.loss = {self._name!r} gives one number, and samples have weights "
+                "(task.weight): return the loss of each sample, or take an argument 'weight'"
+            )
+        return weighted_mean(each, weight)
+
+    def _one_number(self, loss: Any) -> Tensor:
+        if not isinstance(loss, Slab | Tensor):
+            raise ConfigError(
+                f"task.loss = {self._name!r} gives a {type(loss).__name__}, not a tensor"
+            )
+        return loss if isinstance(loss, Tensor) and not loss.ndim else loss.mean()
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    if isinstance(function, nn.Module):
+        function = function.forward
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # builtins that tell no signature
+        return ()
+
+
+def _counts(labels: Values, class_weights: Tensor | None, dtype: torch.dtype) -> Values:
+    """What each label counts: the weight of its class, or 1, and 0 if it is ignored."""
+    counted = labels != IGNORED
+    if class_weights is None:
+        return counted.to(dtype)
+    local = labels.local if isinstance(labels, Slab) else labels
+    weights = class_weights.to(dtype)[local.clamp(min=0)]
+    return (labels.with_local(weights) if isinstance(labels, Slab) else weights) * counted
+
+
+def _counted_mean(total: Values, counts: Values, weight: Values | None) -> Tensor:
+    if weight is not None:
+        total, counts = total * beside(weight, total), counts * beside(weight, counts)
+    return _ratio(total.sum(), counts.sum())

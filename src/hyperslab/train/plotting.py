@@ -1,0 +1,63 @@
+"""How figures of a run look, and how they get to the disk."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperslab.errors import FormatError
+from hyperslab.io.partial import make_folder, partial_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_log = logging.getLogger("hyperslab")
+
+BLUE, ORANGE, GREEN, GREY = "#2a6f97", "#d1603d", "#4c956c", "#8d99ae"
+CLASS_COLOURS = (
+    "#e9ecef", BLUE, ORANGE, GREEN, "#e9c46a", "#7b2cbf", "#90be6d", "#f28482", "#48cae4", "#6d597a"
+)
+"""The first is that of a background."""
+
+
+def new_figure(width: float, height: float) -> Figure | None:
+    """An empty figure in inches; None, with a warning, where there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no window, no global state
+    except ImportError:
+        _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
+        return None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e9f0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize="small")
+
+
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Writes a PNG and gives its path, or nothing, with a warning, if it cannot be written.
+
+    A run is not worth losing for a picture of it.
+    """
+    memory = io.BytesIO()
+    figure.savefig(memory, format="png", dpi=130)
+    try:
+        make_folder(path.parent)
+        with partial_file(path) as (_, fd):
+            _write(fd, memory.getbuffer())
+    except FormatError as error:
+        _log.warning("a figure is missing: %s", error)
+        return []
+    return [path]
+
+
+def _write(fd: int, content: Any) -> None:
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(content)

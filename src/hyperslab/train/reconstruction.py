@@ -1,0 +1,54 @@
+"""Learning to give back the sample itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from hyperslab.nn import Slab
+from hyperslab.train.batch import Batch
+from hyperslab.train.fitting import Values
+from hyperslab.train.metrics import Errors, mean_of
+from hyperslab.train.regression import Regression
+from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.task import Meter, Task
+
+
+class Reconstruction(Regression):
+    def target_of(self, batch: Batch) -> Slab:
+        return batch.x
+
+    def meter(self) -> Meter:
+        return ReconstructionMeter(self)
+
+
+class ReconstructionMeter(Meter):
+    """MSE, and PSNR in dB: its peak is how far apart the largest and the least value are."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._errors = Errors()
+        self._low, self._high = math.inf, -math.inf
+        self._pictures: list[Picture] = []
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        self._errors.add(output, target, weight)
+        self._low = min(self._low, float(target.amin()))
+        self._high = max(self._high, float(target.amax()))
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        inputs = pictures_of(target, "input")
+        self._pictures = inputs + pictures_of(output, "reconstructed", scales=inputs)
+
+    def count(self) -> dict[str, float]:
+        mse = mean_of(self._errors.mse)
+        return {"mse": mse, "mae": mean_of(self._errors.mae), "psnr": self._psnr(mse)}
+
+    def _psnr(self, mse: float) -> float:
+        peak = self._high - self._low
+        if not peak > 0 or math.isnan(mse):
+            return math.nan
+        return 10 * math.log10(peak**2 / mse) if mse else math.inf
+
+    def draw(self, folder: Path) -> list[Path]:
+        return draw_pictures(self._pictures, folder / "sample.png")

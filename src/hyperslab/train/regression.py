@@ -1,0 +1,76 @@
+"""Learning numbers: a few for every sample, or some for every cell of a map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hyperslab.nn import gather
+from hyperslab.train.batch import Batch
+from hyperslab.train.figures import draw_predictions
+from hyperslab.train.fitting import Values, fit_values, the_tensor
+from hyperslab.train.losses import VALUE_LOSSES
+from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names, mean_of
+from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.task import Meter, Task
+
+MOST_PANELS = 12
+"""Numbers that are drawn."""
+
+
+class Regression(Task):
+    losses = VALUE_LOSSES
+    best_by = "loss"
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_values(output, target)
+        if output.ndim == 1:
+            output, target = output.unsqueeze(1), target.unsqueeze(1)
+        check_names(self.names, output.shape[1], "numbers")
+        return output, target
+
+    def prediction(self, output: Values) -> Values:
+        return the_tensor(output)
+
+    def meter(self) -> Meter:
+        return RegressionMeter(self)
+
+
+class RegressionMeter(Meter):
+    """MAE, MSE and R2 of each number and their means; numbers of a map are its channels."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._errors = Errors()
+        self._predicted: list[Floats] = []
+        self._true: list[Floats] = []
+        self._pictures: list[Picture] = []
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        self._errors.add(output, target, weight)
+        if output.shape[2:].numel() == 1:
+            for rows, x in ((self._predicted, output), (self._true, target)):
+                rows.append(as_floats(gather(x)).reshape(x.shape[:2])[:, :MOST_PANELS])
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        self._pictures = pictures_of(batch.x, "input")
+        if output.shape[2:].numel() > 1:
+            maps = pictures_of(target, "true", self.names)
+            self._pictures += maps
+            self._pictures += pictures_of(output, "predicted", self.names, scales=maps)
+
+    def count(self) -> dict[str, float]:
+        each = {"mae": self._errors.mae, "mse": self._errors.mse, "r2": self._errors.r2}
+        scores = {key: mean_of(values) for key, values in each.items()}
+        for key, values in each.items():
+            scores |= by_name(key, values, self.names)
+        return scores
+
+    def draw(self, folder: Path) -> list[Path]:
+        drawn = draw_pictures(self._pictures, folder / "sample.png")
+        if self._predicted:
+            true, predicted = np.concatenate(self._true), np.concatenate(self._predicted)
+            path = folder / "predictions.png"
+            drawn += draw_predictions(true, predicted, self._errors.r2, self.names, path)
+        return drawn

@@ -1,0 +1,42 @@
+"""The learning rate over time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hyperslab.train.config import ScheduleConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RateFactor:
+    """What the highest learning rate is multiplied by, from the number of steps done.
+
+    >>> factor = RateFactor(ScheduleConfig(warmup_epochs=1, decay="polynomial"), 4, num_epochs=3)
+    >>> [factor(step) for step in (0, 1, 3, 4, 8, 12)]
+    [0.25, 0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+
+    config: ScheduleConfig
+    steps_per_epoch: int
+    num_epochs: float
+    """The whole run, which decay lasts for unless the settings say otherwise."""
+
+    def __call__(self, step: int) -> float:
+        warmup = self.config.warmup_epochs * self.steps_per_epoch
+        if step < warmup:
+            return min(1.0, (step + 1) / warmup)
+        return self._decayed((step - warmup) / max(1.0, self._last_step - warmup))
+
+    @property
+    def _last_step(self) -> float:
+        return (self.config.decay_epochs or self.num_epochs) * self.steps_per_epoch
+
+    def _decayed(self, share: float) -> float:
+        """After ``share`` of the decay, which stays at its end."""
+        final, rest = self.config.final, 1 - min(1.0, max(0.0, share))
+        if self.config.decay == "polynomial":
+            return float(final + (1 - final) * rest**self.config.power)
+        if self.config.decay == "cosine":
+            return final + (1 - final) * (1 - math.cos(math.pi * rest)) / 2
+        return 1.0

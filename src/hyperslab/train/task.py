@@ -1,0 +1,180 @@
+"""What a model is trained to do: the loss of a batch, and the scores of many."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hyperslab.comm.broadcast import broadcast_
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import ConfigError
+from hyperslab.nn import Slab
+from hyperslab.train.batch import Batch
+from hyperslab.train.config import TaskConfig
+from hyperslab.train.fitting import Values, fit_weight
+from hyperslab.train.losses import LOSSES, OwnLoss, check_loss
+from hyperslab.train.metrics import WeightedMean
+
+_log = logging.getLogger("hyperslab")
+
+
+class Task(ABC):
+    """Losses are means over the global batch, equal on all ranks, weighted where samples are."""
+
+    losses: ClassVar[tuple[str, ...]]
+    """The names of those that suit it, the usual one first."""
+    best_by: ClassVar[str]
+    higher_is_better: bool
+
+    def __init__(self, config: TaskConfig) -> None:
+        self.names = tuple(config.names)
+        self.loss_name = config.loss or self.losses[0]
+        self._own_loss = OwnLoss(self.loss_name) if ":" in self.loss_name else None
+        if self._own_loss is None:
+            check_loss(self.loss_name, config.kind, self.losses)
+        self._class_weights = torch.tensor(config.class_weights, dtype=torch.float64)
+        self.higher_is_better = self.score != "loss"
+
+    @property
+    def score(self) -> str:
+        """The score by which checkpoints are compared: the loss itself, if it is a user's own."""
+        return "loss" if self.has_own_loss else self.best_by
+
+    @property
+    def has_own_loss(self) -> bool:
+        return self._own_loss is not None
+
+    def loss(self, output: Values, batch: Batch) -> Tensor:
+        """Collective over the mesh."""
+        target, weight = self.target_of(batch), weight_of(batch)
+        if self._own_loss is not None:
+            return self._own_loss(output, target, weight)
+        output, target = self.fit(output, target)
+        return LOSSES[self.loss_name](output, target, weight, self._class_weights_on(output))
+
+    def target_of(self, batch: Batch) -> Slab:
+        if batch.target is None:
+            raise ConfigError("batches have no target: name the array to learn in data.target")
+        return batch.target
+
+    @abstractmethod
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        """Output and target as losses and scores compare them; raises if that makes no sense."""
+
+    @abstractmethod
+    def prediction(self, output: Values) -> Values:
+        """What the model says: numbers, or classes."""
+
+    @abstractmethod
+    def meter(self) -> Meter:
+        """A new one."""
+
+    def num_classes(self, output: Values) -> int | None:
+        """That fitted logits tell apart; None if they are numbers."""
+        return None
+
+    def _class_weights_on(self, output: Values) -> Tensor | None:
+        if not self._class_weights.numel():
+            return None
+        num = self.num_classes(output)
+        if num is None:
+            raise ConfigError("task.class_weights are given, but the task has no classes")
+        if num != len(self._class_weights):
+            raise ConfigError(
+                f"task.class_weights has {len(self._class_weights)} weights, and there are {num} "
+                "classes: give one for each"
+            )
+        if self._class_weights.device != output.device or self._class_weights.dtype != output.dtype:
+            self._class_weights = self._class_weights.to(output.device, output.dtype)
+        return self._class_weights
+
+
+class Meter(ABC):
+    """Collects what is needed to score all batches of an evaluation, and to draw them."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.names: Sequence[str] = task.names
+        self._loss = WeightedMean()
+        self._mesh: Mesh | None = None
+        self._is_scored = True
+
+    @torch.no_grad()
+    def add(self, output: Values, batch: Batch, loss: Tensor) -> None:
+        """Collective over the mesh."""
+        weight = weight_of(batch)
+        counted = batch.num_samples if weight is None else float(weight.sum(dtype=torch.float64))
+        self._loss.add(float(loss), counted)
+        if self._is_scored:
+            self._score(output, batch, weight)
+        self._mesh = batch.x.mesh
+
+    def scores(self) -> dict[str, float]:
+        """By name, equal on all ranks; NaN is what has no value, such as R2 of one sample.
+
+        Collective over the mesh.
+        """
+        scores = {"loss": self._loss.value} | (self.count() if self._is_scored else {})
+        if self._mesh is not None:
+            numbers = torch.tensor(list(scores.values()), dtype=torch.float64)
+            broadcast_([numbers], self._mesh, "comparing scores")
+            scores = dict(zip(scores, numbers.tolist(), strict=True))
+        return scores
+
+    def _score(self, output: Values, batch: Batch, weight: Values | None) -> None:
+        """A model with a loss of its own may give what only that understands."""
+        if self.task.has_own_loss and isinstance(output, tuple | list) and output:
+            output = output[0]
+        try:
+            output, target = self.task.fit(output, self.task.target_of(batch))
+        except ConfigError as error:
+            if not self.task.has_own_loss:
+                raise
+            self._is_scored = False
+            if batch.x.mesh.rank == 0:
+                _log.warning("the loss is the only score: %s", error)
+            return
+        if self._mesh is None:
+            self.look(output, target, batch)
+        self.collect(output, target, weight)
+
+    @abstractmethod
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        """Adds one batch of fitted output and target; ``weight`` is (N,). Collective."""
+
+    @abstractmethod
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        """Keeps what is drawn of the first batch. Collective."""
+
+    @abstractmethod
+    def count(self) -> dict[str, float]:
+        """All scores but the loss."""
+
+    @abstractmethod
+    def draw(self, folder: Path) -> list[Path]:
+        """Writes figures into ``folder``; no communication, so that rank 0 may do it alone."""
+
+
+def weight_of(batch: Batch) -> Values | None:
+    return None if batch.weight is None else fit_weight(batch.weight, batch.num_samples)
+
+
+def make_task(config: TaskConfig) -> Task:
+    from hyperslab.train.classification import Classification
+    from hyperslab.train.reconstruction import Reconstruction
+    from hyperslab.train.regression import Regression
+    from hyperslab.train.segmentation import Segmentation
+
+    kinds: dict[str, type[Task]] = {
+        "regression": Regression,
+        "classification": Classification,
+        "segmentation": Segmentation,
+        "reconstruction": Reconstruction,
+    }
+    return kinds[config.kind](config)

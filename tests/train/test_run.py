@@ -1,0 +1,204 @@
+"""Whole runs: what they give, how they go on, that it does not matter how they are cut."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hyperslab.errors import ConfigError, HyperslabError
+from hyperslab.models import CosmoFlow
+from hyperslab.train.read_config import read_config
+from hyperslab.train.run import run
+
+SETTINGS = [
+    "model.options={size = 32, base_channels = 1, dropout = 0.2, batch_norm = true}",
+    "data.batch_size=2",
+    "data.validation=0",
+    "data.test=0",
+    "mesh.device=cpu",
+    "train.precision=fp64",
+    "train.epochs=2",
+    "run.log_every=1",
+    "run.tensorboard=false",
+    "run.figures=false",
+]
+
+
+def train(folder, files, *changes, resume=False):
+    """Eight cubes, four steps an epoch."""
+    changes = [f"data.files={files['cosmo']}", f"run.folder={folder}", *SETTINGS, *changes]
+    return run(read_config("cosmoflow-64", changes), resume=resume)
+
+
+def log(folder, kind="step"):
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def losses(folder):
+    return [line["loss"] for line in log(folder)]
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal_bits(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def assert_close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def straight(files, tmp_path_factory):
+    """Two epochs on one process."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    train(folder, files)
+    return folder
+
+
+def test_a_run_leaves_weights_scores_and_a_log(files, tmp_path):
+    """Of eight cubes two are for validation: three steps an epoch."""
+    folder = tmp_path / "run"
+    outcome = train(folder, files, "data.validation=0.2")
+    assert outcome.exit_code == 0
+    assert outcome.summary["state"] == "finished"
+    assert (outcome.summary["step"], outcome.summary["epoch"]) == (6, 2)
+    assert json.loads((folder / "summary.json").read_text()) == outcome.summary
+    assert [line["step"] for line in log(folder)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in log(folder, "scores")] == [3, 6]
+    assert outcome.summary["scores"]["validation"]["mse/sigma_8"] > 0
+
+
+def test_the_exported_weights_load_into_the_plain_module(straight):
+    plain = CosmoFlow(size=32, base_channels=1, batch_norm=True).double()
+    plain.load_state_dict(weights(straight))
+    assert plain(torch.ones(2, 4, 32, 32, 32, dtype=torch.float64)).shape == (2, 4)
+
+
+def check_resumed(folder, files, axes, step):
+    """Stops at ``step``, goes on, and compares with a run that did not stop."""
+    cut = [f"mesh.{axis}={num}" for axis, num in axes.items()]
+    train(folder / "whole", files, *cut)
+    train(folder / "parts", files, *cut, f"train.steps={step}")
+    assert [line["step"] for line in log(folder / "parts")] == [*range(1, step + 1)]
+    train(folder / "parts", files, *cut, resume=True)
+    assert losses(folder / "parts") == losses(folder / "whole")
+    assert_equal_bits(weights(folder / "parts"), weights(folder / "whole"))
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_run_that_was_stopped_and_goes_on_has_the_same_bits(files, tmp_path, step):
+    check_resumed(tmp_path, files, {}, step)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2}])
+def test_so_it_has_on_several_ranks(axes, files, tmp_path):
+    check_resumed(tmp_path, files, axes, 3)
+
+
+@pytest.fixture
+def half(files, tmp_path):
+    """A run of one process that was stopped in the middle of an epoch."""
+    train(tmp_path / "half", files, "train.steps=2")
+    return tmp_path / "half"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2, "height": 2}])
+def test_a_run_goes_on_on_another_mesh(axes, files, half, straight):
+    train(half, files, *(f"mesh.{axis}={num}" for axis, num in axes.items()), resume=True)
+    assert losses(half) == pytest.approx(losses(straight), rel=1e-9)
+    assert_close(weights(half), weights(straight))
+
+
+@pytest.mark.ranks(2)
+def test_sharded_weights_learn_the_same_and_go_on_replicated(files, tmp_path, straight):
+    train(tmp_path / "run", files, "mesh.depth=2", "train.shard_weights=true", "train.steps=4")
+    train(tmp_path / "run", files, "mesh.sample=2", resume=True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(straight), rel=1e-9)
+    assert_close(weights(tmp_path / "run"), weights(straight))
+
+
+PLAIN = "model.options={size = 32, base_channels = 1, dropout = 0.0}"
+
+
+@pytest.mark.ranks(2)
+def test_passes_that_are_accumulated_are_one_step(files, tmp_path):
+    """Seven samples in batches of four: the last step of an epoch has a pass less."""
+    shared = [PLAIN, "mesh.sample=2", "data.batch_size=4", "data.test=0.1", "train.clip=0.05"]
+    train(tmp_path / "one", files, *shared)
+    train(tmp_path / "four", files, *shared, "train.accumulate=4")
+    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    assert_close(weights(tmp_path / "four"), weights(tmp_path / "one"))
+    norms = [line["grad_norm"] for line in log(tmp_path / "four")]
+    assert norms == pytest.approx([line["grad_norm"] for line in log(tmp_path / "one")], rel=1e-9)
+
+
+def test_activations_that_are_computed_again_change_nothing(files, tmp_path, straight):
+    train(tmp_path / "run", files, 'train.checkpoint_activations=["features.*"]')
+    assert_equal_bits(weights(tmp_path / "run"), weights(straight))
+
+
+def test_bfloat16_learns_about_the_same(files, tmp_path):
+    changes = [f"data.files={files['hep']}", *SETTINGS[1:], "model.options={channels = 8}"]
+    for name in ("fp64", "bf16"):
+        chosen = [f"train.precision={name}", f"run.folder={tmp_path / name}"]
+        run(read_config("hepcnn", [*changes, *chosen]))
+    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp64"), rel=0.02)
+    assert losses(tmp_path / "bf16") != losses(tmp_path / "fp64")
+
+
+def test_a_run_that_gets_no_better_stops_early_and_exports_the_best(files, tmp_path):
+    settings = ["data.validation=0.2", "optimizer.lr=1e-30", "train.patience=2", "train.epochs=9"]
+    outcome = train(tmp_path / "run", files, PLAIN, *settings)
+    assert outcome.summary["state"] == "stopped early, no better in 2 validations"
+    assert outcome.summary["epoch"] < 9
+    again = train(tmp_path / "run", files, PLAIN, *settings, resume=True)
+    assert again.summary["step"] == outcome.summary["step"]
+
+
+def test_weights_of_another_run_can_be_the_start(files, tmp_path, straight):
+    train(
+        tmp_path / "run", files, f"model.weights={straight}/model.safetensors", "optimizer.lr=1e-30"
+    )
+    assert_close(
+        {k: v for k, v in weights(tmp_path / "run").items() if v.ndim > 1},
+        {k: v for k, v in weights(straight).items() if v.ndim > 1},
+    )
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_spoils_no_checkpoint(files, tmp_path):
+    with pytest.raises(HyperslabError, match="at step 2: lower optimizer"):
+        train(tmp_path / "run", files, PLAIN, "optimizer.name=sgd", "optimizer.lr=1e200")
+    assert not list((tmp_path / "run" / "checkpoints").glob("step_????????"))
+
+
+def test_a_folder_that_holds_a_run_is_not_written_to_unasked(files, straight):
+    with pytest.raises(ConfigError, match=r"reached step 8: continue it with --resume"):
+        train(straight, files)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["data.test=0.5", "data.validation=0.49"], "leave none of 8 samples to train on"),
+        (["task.target=label"], "'label' is not among the targets of the data, which are unitPar"),
+        (["model.options={size = 64}"], "32"),
+        (["model.name=cosmoflo"], "cosmoflow"),
+        (["task.kind=classification"], "the target of shape (2, 4)"),
+        (["data.batch_size=3", "train.accumulate=2"], "cannot be cut into"),
+        (["data.normalize={men = 1.0}"], "takes scale, log1p, mean, std and from_file"),
+        (["data.tile=5"], "5"),
+    ],
+)
+def test_settings_that_cannot_work_are_told_in_one_line(files, tmp_path, changes, words):
+    with pytest.raises(HyperslabError) as error:
+        train(tmp_path / "run", files, *changes)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
