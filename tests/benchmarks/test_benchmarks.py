@@ -7,6 +7,10 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
+    "cube_size.py": [
+        *("--size", "16", "--count", "10", "--cubes", "8,16", "--jobs", "1"),
+        *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
+    ],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
     "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
     "overhead.py": ["--repeats", "1"],

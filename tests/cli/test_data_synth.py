@@ -19,6 +19,9 @@ def synth(*arguments):
         ("cosmo", ["--size", "8"], "cosmoflow"),
         ("hep", ["--size", "16x20", "--per-file", "1"], "hepcnn"),
         ("climate", ["--size", "16x24"], "climate"),
+        ("mesh", ["--size", "64"], "mesh"),
+        ("volumes", ["--size", "16x16x20"], "volumes"),
+        ("images", ["--size", "16", "--per-file", "1"], "images"),
     ],
 )
 def test_files_are_made_and_it_is_said_how_to_open_them(command, options, preset, tmp_path):
@@ -57,6 +60,10 @@ def test_more_particles_can_be_asked_for(tmp_path):
         (["climate", "--size", "768"], 2, "'768' is not a size such as 768x1152"),
         (["climate", "--size", "8x8"], 1, "must be 16x16 to 8192x8192"),
         (["hep", "--seed", "-1"], 2, "-1 is not in the range"),
+        (["mesh", "--size", "64x128"], 2, "64x128 is not a square"),
+        (["mesh", "--size", "96"], 1, "must be a multiple of 64"),
+        (["volumes", "--size", "8"], 1, "must be 16 to 1024 along each dim, got 8x8x8"),
+        (["images", "--size", "8x64"], 1, "must be 16x16 to 4096x4096, got 8x64"),
     ],
 )
 def test_bad_values_are_one_clear_line(arguments, code, words, tmp_path):
@@ -82,6 +89,8 @@ def test_no_more_processes_than_memory_is_for():
         jobs(64, 2)
 
 
-@pytest.mark.parametrize("command", [[], ["cosmo"], ["hep"], ["climate"]])
+@pytest.mark.parametrize(
+    "command", [[], ["cosmo"], ["hep"], ["climate"], ["mesh"], ["volumes"], ["images"]]
+)
 def test_help_has_examples(command):
     assert "hyperslab data synth" in synth(*command, "--help").stdout.split("Examples:")[1]

@@ -440,6 +440,36 @@ def test_shared_weights(shard_weights):
     assert list(model.state_dict()) == list(plain.state_dict())
 
 
+class Listed(nn.Module):
+    """Layers and weights in lists and dicts, one of the weights shared with a layer."""
+
+    def __init__(self):
+        super().__init__()
+        kernel = nn.Conv2d(2, 2, 3)
+        self.kernel = nn.ParameterList([kernel.weight, kernel.bias])
+        self.layers = nn.ModuleList(
+            [nn.Conv2d(2, 2, 3, padding=1), nn.ModuleDict({"last": nn.Conv2d(2, 2, 1)})]
+        )
+        self.layers[0].bias = self.kernel[1]
+
+    def forward(self, x):
+        x = F.conv2d(x, self.kernel[0], self.kernel[1], padding=1)
+        return self.layers[1]["last"](torch.tanh(self.layers[0](x)))
+
+
+@pytest.mark.ranks(2)
+@sharded
+def test_layers_and_weights_in_lists_and_dicts(shard_weights):
+    mesh = mesh_of({"height": 2})
+    module, plain = make(Listed)
+    model = hs.parallelize(module, mesh, shard_weights=shard_weights)
+    for _ in range(2):
+        loss_of(model(hs.shard(seeded(*SHAPE), mesh))).backward()
+        loss_of(plain(seeded(*SHAPE))).backward()
+        assert_same_grads(model, plain)
+    assert list(model.state_dict()) == list(plain.state_dict())
+
+
 # What goes in and comes out
 
 

@@ -2,12 +2,16 @@
 
 import pytest
 
-from hyperslab.synth import Climate, Collisions, Universes, produce
+from hyperslab.synth import Climate, Collisions, Images, Meshes, Universes, Volumes, produce
 
 RECIPES = {
     "cosmo": Universes(size=32, count=8),
     "hep": Collisions(shape=(32, 32), count=8, per_file=4),
-    "climate": Climate(shape=(64, 96), count=8),
+    "climate": Climate(shape=(32, 48), count=8),
+    "mesh-1k": Meshes(size=64, block=32, count=8),
+    "mesh-2k": Meshes(size=128, block=64, count=8),
+    "volumes": Volumes(shape=(16, 16, 16), count=8),
+    "images": Images(shape=(64, 64), count=8, per_file=8),
 }
 
 

@@ -127,21 +127,21 @@ def test_ten_steps_are_five_and_five_to_the_bit(axes, shard_weights, tmp_path):
     assert all(torch.equal(each, straight[key]) for key, each in whole(model).items())
 
 
-def save_and_go_on(folder, axes, shard_weights):
-    mesh = hs.init(**axes, device="cpu")
+def save_and_go_on(folder, axes, shard_weights, device="cpu"):
+    mesh = hs.init(**axes, device=device)
     model, optimizer = begin(mesh, torch.float64, shard_weights)
     train(model, optimizer, mesh, range(3))
     with Checkpoints(folder, mesh) as checkpoints:
         checkpoints.save(3, parts_of(model, optimizer))
     train(model, optimizer, mesh, range(3, 6))
-    return whole(model)
+    return {key: each.cpu() for key, each in whole(model).items()}
 
 
-def load_and_go_on(folder, axes, shard_weights):
-    mesh = hs.init(**axes, device="cpu")
+def load_and_go_on(folder, axes, shard_weights, device="cpu"):
+    mesh = hs.init(**axes, device=device)
     model, optimizer = resumed(folder, mesh, torch.float64, shard_weights)
     train(model, optimizer, mesh, range(3, 6))
-    return whole(model)
+    return {key: each.cpu() for key, each in whole(model).items()}
 
 
 ONE, HALVES = ({"sample": 1}, False), ({"depth": 2}, False)
@@ -160,6 +160,17 @@ def test_a_run_goes_on_on_another_mesh(there, here, tmp_path, team_of):
     )
     for key, each in resumed.items():
         torch.testing.assert_close(each, straight[key], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("there", "here"), [(ONE, HALVES), (HALVES, SHARDED), (SHARDED, ONE)])
+def test_a_run_goes_on_on_a_gpu(there, here, tmp_path):
+    ends = []
+    for go_on, (axes, shard_weights) in ((save_and_go_on, there), (load_and_go_on, here)):
+        with Team(math.prod(axes.values()), timeout_seconds=120) as team:
+            ends.append(team.run(go_on, tmp_path, axes, shard_weights, device="cuda")[0])
+    for key, each in ends[1].items():
+        torch.testing.assert_close(each, ends[0][key], rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.ranks(2)

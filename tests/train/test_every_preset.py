@@ -8,50 +8,73 @@ from hyperslab.train.preset_list import list_presets
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
 
-COSMOFLOW = ["model.options.size=32", "model.options.base_channels=2", "data.files=cosmo"]
+COSMOFLOW = ("cosmo", ["model.options={size = 32, base_channels = 1}"])
 SMALL = {
     "cosmoflow-64": COSMOFLOW,
     "cosmoflow-128": COSMOFLOW,
     "cosmoflow-256": COSMOFLOW,
     "cosmoflow-512": COSMOFLOW,
-    "hepcnn": ["model.options.filters=8", "data.files=hep"],
-    "climate": ["model.options.blocks=[2,2,2]", "model.options.growth=4", "data.files=climate"],
-    "mesh-1k": ["model.options.width=0.05", "data.files=mesh"],
-    "mesh-2k": ["model.options.width=0.05", "data.files=mesh"],
-    "unet3d": ["model.options.base_channels=4", "model.options.levels=3", "data.files=volumes"],
-    "resnet50": ["model.options.classes=10", "data.files=images"],
+    "hepcnn": ("hep", ["model.options={channels = 4}"]),
+    "climate": (
+        "climate",
+        ["model.options={growth = 2, blocks = [1, 2], base_channels = 4, dropout = 0.2}"],
+    ),
+    "mesh-1k": ("mesh-1k", ["model.options={base_channels = 2, outputs = 4}"]),
+    "mesh-2k": ("mesh-2k", ["model.options={base_channels = 2, outputs = 4}"]),
+    "unet3d": ("volumes", ["model.options={classes = 4, base_channels = 2, levels = 3}"]),
+    "resnet50": (
+        "images",
+        ["model.options={classes = 10, base_channels = 4}", "optimizer.lr=1e-4"],
+    ),
 }
+"""The kind of files, and settings that make the network small."""
+
 ALIKE = [
-    "data.batch_size=3",
-    "data.validation=0.25",
+    "data.batch_size=4",
+    "data.validation=0.1",
     "data.test=0",
-    "data.memory_budget=none",
     "mesh.device=cpu",
     "train.precision=fp64",
-    "train.accumulate=1",
     "train.epochs=1",
-    "train.checkpoint_activations=[]",
     "run.log_every=1",
     "run.tensorboard=false",
     "run.figures=false",
 ]
-MESHES = [{"sample": 2}, {"height": 2}, {"sample": 2, "height": 2}]
+MESHES = {"sample": {"sample": 2}, "space": {"space": 2}, "both": {"sample": 2, "space": 2}}
 
 
-def losses(preset, files, folder, axes):
-    """Of every step, and the scores of validation."""
-    changes = [*SMALL[preset], *ALIKE, f"run.folder={folder}/run"]
-    changes = [c.replace(f"files={k}", f"files={p}") for c in changes for k, p in files.items()]
-    config = read_config(preset, [*changes, *(f"mesh.{axis}={n}" for axis, n in axes.items())])
-    run(config)
-    lines = map(json.loads, (folder / "run" / "log.jsonl").read_text().splitlines())
-    return [value for line in lines for value in numbers(line)]
+def numbers(preset, files, folder, axes):
+    """The losses of two steps, of 4 and of 3 samples, and the scores after them."""
+    kind, changes = SMALL[preset]
+    space = "depth" if kind in ("cosmo", "volumes") else "height"
+    named = {space if axis == "space" else axis: num for axis, num in axes.items()}
+    mesh = [f"mesh.{axis}={named.get(axis, 1)}" for axis in ("sample", "depth", "height", "width")]
+    where = [f"data.files={files[kind]}", f"run.folder={folder}"]
+    run(read_config(preset, [*changes, *ALIKE, *mesh, *where]))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    losses = {f"step {line['step']}": line["loss"] for line in lines if line["kind"] == "step"}
+    [scores] = (line for line in lines if line["kind"] == "scores")
+    return losses | {k: v for k, v in scores.items() if isinstance(v, float) and k != "time"}
 
 
 @pytest.fixture(scope="module")
 def alone(files, tmp_path_factory):
-    return {p: losses(p, files, tmp_path_factory.mktemp(p), {}) for p in SMALL}
+    """The numbers of one process, by preset."""
+    return {name: numbers(name, files, tmp_path_factory.mktemp(name) / "run", {}) for name in SMALL}
 
 
 def test_no_preset_is_left_out():
     assert {preset.name for preset in list_presets()} == set(SMALL)
+
+
+@pytest.mark.parametrize("preset", SMALL)
+def test_one_process_trains_and_gives_numbers(alone, preset):
+    assert {"step 1", "step 2", "loss"} <= alone[preset].keys()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("preset", SMALL)
+@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
+def test_every_mesh_gives_the_numbers_of_one_process(axes, preset, files, tmp_path, alone):
+    found = numbers(preset, files, tmp_path / "run", axes)
+    assert found == pytest.approx(alone[preset], rel=1e-7, nan_ok=True)

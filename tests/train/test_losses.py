@@ -146,8 +146,8 @@ def one_number(output, target):
 def each_sample(output, target):
     return (output - target).abs().mean(1)
 
-def weighted(output, target, weight=None):
-    return ((output - target).abs().mean(1) * weight).sum()
+def weighted(output, target, sample_weight=None):
+    return ((output - target).abs().mean(1) * sample_weight).sum()
 
 def nothing(output, target):
     return 1.0
@@ -155,6 +155,10 @@ def nothing(output, target):
 class Module(nn.Module):
     def forward(self, output, target):
         return (output - target).abs().mean()
+
+class Wanting(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
 """
 
 
@@ -180,6 +184,8 @@ def test_a_loss_of_ones_own_that_cannot_be_weighted_or_is_no_tensor_is_refused(o
         own("one_number")(output, target, WEIGHT)
     with pytest.raises(ConfigError, match="gives a float, not a tensor"):
         own("nothing")(output, target, None)
+    with pytest.raises(ConfigError, match=r"cannot be made without arguments .*'scale'"):
+        own("Wanting")
 
 
 def test_short_floats_are_widened_for_a_loss_of_ones_own(own):

@@ -79,7 +79,9 @@ def test_auc_of_many_classes_is_the_mean_of_each_against_the_rest():
     logits, labels = seeded(20, 4).numpy(), np.arange(20) % 3  # nobody is of class 3
     scores = log_softmax(logits)
     each = [
-        pairwise_auc([(score, label == k, 1.0) for score, label in zip(scores[:, k], labels, strict=True)])
+        pairwise_auc(
+            [(score, label == k, 1.0) for score, label in zip(scores[:, k], labels, strict=True)]
+        )
         for k in range(3)
     ]
     assert_allclose(macro_auc(logits, labels, np.ones(20)), np.mean(each))
@@ -95,7 +97,10 @@ def test_auc_of_many_classes_is_the_mean_of_each_against_the_rest():
 def test_errors_of_batches_are_those_of_all_samples(sizes, offset, is_weighted, seed):
     shape = (sum(sizes), 3, 4)
     target = seeded(*shape, seed=seed) + offset
-    output, weight = target + seeded(*shape, seed=seed + 1), seeded(len(target), seed=seed + 2).abs()
+    output, weight = (
+        target + seeded(*shape, seed=seed + 1),
+        seeded(len(target), seed=seed + 2).abs(),
+    )
     errors = Errors()
     batches = zip(output.split(sizes), target.split(sizes), weight.split(sizes), strict=True)
     for mine, theirs, weights in batches:
@@ -143,7 +148,9 @@ def test_overlaps_leave_out_classes_that_are_nowhere():
 
 def test_names_must_be_as_many_as_numbers():
     check_names((), 3, "numbers")
-    with pytest.raises(ConfigError, match=r"task.names has 2 names \(a, b\), but the model gives 3"):
+    with pytest.raises(
+        ConfigError, match=r"task.names has 2 names \(a, b\), but the model gives 3"
+    ):
         check_names(("a", "b"), 3, "numbers")
 
 
@@ -188,7 +195,8 @@ def test_cells_are_counted_once_however_maps_are_cut(axes, cuts):
     assert_allclose(map_confusion(truth, guesses, weight, 3), expected)
     assert_allclose(map_confusion(truth, GUESSES, weight, 3), expected)
     assert_allclose(
-        map_confusion(truth, guesses, None, 3), brute_force(labels.numpy(), GUESSES.numpy(), np.ones(3))
+        map_confusion(truth, guesses, None, 3),
+        brute_force(labels.numpy(), GUESSES.numpy(), np.ones(3)),
     )
     mine, theirs = labels.flatten(), GUESSES.flatten()
     counted = (mine != -100).numpy()

@@ -145,13 +145,9 @@ def test_activations_that_are_computed_again_change_nothing(files, tmp_path, str
     assert_equal_bits(weights(tmp_path / "run"), weights(straight))
 
 
-def test_bfloat16_learns_about_the_same(files, tmp_path):
-    changes = [f"data.files={files['hep']}", *SETTINGS[1:], "model.options={channels = 8}"]
-    for name in ("fp64", "bf16"):
-        chosen = [f"train.precision={name}", f"run.folder={tmp_path / name}"]
-        run(read_config("hepcnn", [*changes, *chosen]))
-    assert losses(tmp_path / "bf16") == pytest.approx(losses(tmp_path / "fp64"), rel=0.02)
-    assert losses(tmp_path / "bf16") != losses(tmp_path / "fp64")
+def test_bfloat16_is_refused_on_cpus_where_torch_has_wrong_gradients(files, tmp_path):
+    with pytest.raises(ConfigError, match="'bf16' is for GPUs"):
+        train(tmp_path / "run", files, "train.precision=bf16")
 
 
 def test_a_run_that_gets_no_better_stops_early_and_exports_the_best(files, tmp_path):

@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option
+from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import (
@@ -42,6 +42,7 @@ Examples:
   hyperslab data info 'cosmo/*.h5' --sample full --target unitPar --axes DHWC
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --png slice.png
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --mesh depth=2,height=2
+  hyperslab data info 'cosmo/*.h5' --preset cosmoflow --tile 64 --index 5
   hyperslab data info volume.raw -o dtype=int16 -o shape=4x128x128x128
 """
 
@@ -50,12 +51,20 @@ Examples:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @data_options
 @mesh_option("Show what each rank reads, such as depth=2,height=2.")
+@shape_option("--tile", "Cut samples into tiles of these extents, such as 64 or 64x64x32.")
 @click.option("--index", type=click.IntRange(min=0), default=0, help="Which sample to look at.")
 @click.option(
     "--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a slice into this file."
 )
 @JSON
-def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_json: bool) -> None:
+def info(
+    source: Source,
+    mesh: Grid | None,
+    tile: tuple[int, ...] | None,
+    index: int,
+    png: Path | None,
+    as_json: bool,
+) -> None:
     """Show what is in the files at PATH.
 
     Shape, dtype and layout on disk of the sample and its targets, the values of one slice, and what
@@ -70,6 +79,8 @@ def info(source: Source, mesh: Grid | None, index: int, png: Path | None, as_jso
             raise
         _print({n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays))
         return
+    if tile:
+        dataset = dataset.tiled(tile if len(tile) > 1 else tile[0])
     values = describe_slice(dataset, index)
     reads = mesh_reads(dataset, mesh, index) if mesh else None
     trouble = find_trouble(dataset, reads, index)

@@ -98,6 +98,7 @@ def rank_environ(
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": str(threads),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no reason to print C++ frames
     }
     # torchrun's own would make ranks look for its agent.
     kept = {name: each for name, each in environ.items() if not name.startswith("TORCHELASTIC_")}

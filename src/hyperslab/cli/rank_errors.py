@@ -47,6 +47,12 @@ class RankError:
     """Whether it only tells that another rank has failed."""
 
 
+def begin_rank() -> None:
+    """Lets a rank that ``local_ranks`` started be interrupted without a word, till it can stop well."""
+    if FOLDER in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def told_once(launch: Launch, *, with_traceback: bool) -> Iterator[None]:
     """Errors within it are told by one rank, or by the process that started the ranks."""

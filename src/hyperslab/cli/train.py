@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hyperslab.cli.local_ranks import run_ranks
 from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
-from hyperslab.cli.rank_errors import FOLDER, first_cause, read_errors, told_once
+from hyperslab.cli.rank_errors import FOLDER, begin_rank, first_cause, read_errors, told_once
 from hyperslab.train.config import Config
 from hyperslab.train.preset_list import hint_for, list_presets
 from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
@@ -53,9 +53,10 @@ Examples:
 )
 @click.option(
     "--run",
+    "--folder",  # torchrun takes --run for an option of its own
     "folder",
     type=click.Path(file_okay=False),
-    help="The folder to write to; default: runs/ and the name of CONFIG.",
+    help="The folder to write to (under torchrun --folder); default: runs/ and the name of CONFIG.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, if there is one.")
 @click.option("--show", is_flag=True, help="Print all settings as TOML, and do not train.")
@@ -82,6 +83,7 @@ def train(
     On SIGINT (Ctrl-C), SIGTERM or SIGUSR1 it writes a checkpoint and ends with exit code 75: the
     same command with --resume goes on.
     """
+    begin_rank()
     if listing:
         _print_presets(as_json)
         return

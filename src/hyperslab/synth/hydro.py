@@ -76,13 +76,18 @@ def make_tangling(
     1, 2, 3 and 4 steps from now.
     """
     flow, rest = draw_flow(rng), QuadMesh.at_rest(size, rng)
-    mesh = QuadMesh(rest.nodes.copy())
-    past = rng.uniform(0.5, 1.5)
-    for part in flow:
-        part.move(mesh.nodes, past)
+    mesh = _carried(rest, flow, rng.uniform(0.5, 1.5))
     gas = draw_gas(rest, mesh, rng)
     motion = Motion(mesh, _velocity(flow, mesh.nodes), _acceleration(mesh, gas))
     return channels(rest, motion, gas), tangled_fractions(motion, block)
+
+
+def _carried(rest: QuadMesh, flow: Flow, time: float) -> QuadMesh:
+    """The mesh as the flow has left it after ``time``, or before, if it would be tangled then."""
+    mesh = QuadMesh(rest.nodes.copy())
+    for part in flow:
+        part.move(mesh.nodes, time)
+    return _carried(rest, flow, time / 2) if mesh.is_tangled.any() else mesh
 
 
 def draw_gas(rest: QuadMesh, mesh: QuadMesh, rng: np.random.Generator) -> Gas:
@@ -134,11 +139,11 @@ def channels(rest: QuadMesh, motion: Motion, gas: Gas) -> NDArray[np.float32]:
 
 
 def tangled_fractions(motion: Motion, block: int) -> NDArray[np.float32]:
-    was_tangled = motion.mesh.is_tangled
+    rows, columns = motion.mesh.areas.shape
+    was_tangled = np.zeros((rows, columns), np.bool_)
     fractions = []
     for step in range(1, NUM_STEPS + 1):
-        was_tangled = was_tangled | motion.after(step).is_tangled
-        rows, columns = (extent // block for extent in was_tangled.shape)
-        blocks = was_tangled.reshape(rows, block, columns, block)
+        was_tangled |= motion.after(step).is_tangled
+        blocks = was_tangled.reshape(rows // block, block, columns // block, block)
         fractions.append(blocks.mean((1, 3), dtype=np.float32))
     return np.stack(fractions)

@@ -75,10 +75,10 @@ def draw_body(rng: np.random.Generator) -> list[Tissue]:
     middle = rng.normal(0, 0.03, 3)
     body = Ellipsoid.draw(middle, (1.05, 0.78, 0.85), rng, tilt=0.05)
     inner = Ellipsoid(body.centre, body.radii - rng.uniform(0.06, 0.14), body.turn)
-    liver = Ellipsoid.draw(middle + _near(rng, 0, -0.1, -0.35), (0.4, 0.32, 0.3), rng, 0.4)
+    liver = Ellipsoid.draw(middle + _near(rng, 0, -0.1, -0.3), (0.52, 0.4, 0.38), rng, 0.4)
     kidneys = [
-        Ellipsoid.draw(middle + _near(rng, 0.1, 0.3, side), (0.24, 0.12, 0.12), rng, 0.3)
-        for side in (-0.35, 0.35)
+        Ellipsoid.draw(middle + _near(rng, 0.1, 0.38, side), (0.3, 0.15, 0.15), rng, 0.3)
+        for side in (-0.42, 0.42)
     ]
     spine = Ellipsoid.draw(middle + _near(rng, 0, 0.55, 0), (1.3, 0.09, 0.1), rng, 0.02)
     fat, muscle, bone = rng.uniform(0.75, 1), rng.uniform(0.4, 0.5), rng.uniform(0.2, 0.6)
@@ -113,7 +113,7 @@ def _vessel(organ: Ellipsoid, rng: np.random.Generator) -> Ellipsoid:
 
 
 def _lesion(organ: Ellipsoid, rng: np.random.Generator) -> Ellipsoid:
-    radius = organ.radii.min() * rng.uniform(0.2, 0.45)
+    radius = organ.radii.min() * rng.uniform(0.25, 0.55)
     return Ellipsoid.draw(organ.place_inside(rng), (radius, radius, radius), rng)
 
 
@@ -132,8 +132,10 @@ def _paint(
     ellipsoid = tissue.shape
     reach = ellipsoid.radii.max() + 5 * BEND
     box = tuple(
-        slice(*np.clip(((centre + np.array([-reach, reach])) / 2 + 0.5) * extent, 0, extent).astype(int))
-        for centre, extent in zip(ellipsoid.centre, image.shape, strict=True)
+        slice(*(int(min(max(0, (end + 1) / 2 * extent), extent)) for end in ends))
+        for *ends, extent in zip(
+            ellipsoid.centre - reach, ellipsoid.centre + reach, image.shape, strict=True
+        )
     )
     covered = _covered(ellipsoid, places[:, *box], voxel=2 / min(image.shape))
     bright = np.float32(tissue.brightness) * (1 + np.float32(tissue.roughness) * grain[box])
@@ -150,11 +152,13 @@ def _covered(ellipsoid: Ellipsoid, places: Field, voxel: float) -> Field:
     for row, start in zip(matrix, offset, strict=True):
         radius += (row[0] * places[0] + row[1] * places[1] + row[2] * places[2] - start) ** 2
     slope = ellipsoid.radii.min() / (BLUR * voxel)
-    return np.clip(0.5 + np.float32(slope) * (1 - np.sqrt(radius)), 0, 1)
+    covered: Field = np.clip(0.5 + np.float32(slope) * (1 - np.sqrt(radius)), 0, 1)
+    return covered
 
 
 def _scanned(image: Field, rng: np.random.Generator) -> NDArray[np.int16]:
-    gain = np.exp(0.2 * smooth_noise(image.shape, 1.5, rng))
+    gain = np.exp(0.25 * smooth_noise(image.shape, 1.5, rng))
     noise = np.float32(rng.uniform(0.02, 0.06)) * rng.standard_normal((2, *image.shape), np.float32)
     signal = np.hypot(image * gain + noise[0], noise[1])
-    return np.rint(rng.uniform(800, 1200) * signal).astype(np.int16)
+    values: Field = np.rint(np.float32(rng.uniform(800, 1200)) * signal)
+    return values.astype(np.int16)

@@ -17,7 +17,7 @@ SPREAD = (151 / 315) ** 0.5
 def smooth_noise(
     shape: Sequence[int], cells: float | Sequence[float], rng: np.random.Generator
 ) -> Field:
-    """A field of mean 0 and standard deviation 1 with ``cells`` cells of its grid along each dim."""
+    """A field of mean 0 and standard deviation 1, from a grid of ``cells`` cells along each dim."""
     counts = [cells] * len(shape) if isinstance(cells, int | float) else cells
     weights = [spline_weights(num, count) for num, count in zip(shape, counts, strict=True)]
     field: Field = rng.standard_normal([each.shape[1] for each in weights], np.float32)

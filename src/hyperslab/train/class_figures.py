@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,20 +59,15 @@ def draw_roc(
     """Writes the ROC of each class against the rest; one column of scores is that of class 1."""
     num = scores.shape[1]
     classes = [1] if num == 1 else list(range(min(num, MOST_CURVES)))
-    kinds = [(k, scores[:, 0 if num == 1 else k], labels == k) for k in classes]
-    known = [
-        (k, each, kind)
-        for k, each, kind in kinds
-        if kind.any() and not kind.all() and not np.isnan(each).any()
-    ]
-    if not known or (figure := new_figure(5.2, 4.8)) is None:
+    curves = {k: (scores[:, 0 if num == 1 else k], labels == k, weights) for k in classes}
+    areas = {k: area for k, curve in curves.items() if not math.isnan(area := auc(*curve))}
+    if not areas or (figure := new_figure(5.2, 4.8)) is None:
         return []
     axes = figure.subplots()
     tidy(axes)
-    for k, each, kind in known:
+    for k, area in areas.items():
         name = names[k] if names else f"class {k}"
-        area = auc(each, kind, weights)
-        axes.plot(*roc(each, kind, weights), linewidth=1.8, label=f"{name}   AUC = {area:.3f}")
+        axes.plot(*roc(*curves[k]), linewidth=1.8, label=f"{name}   AUC = {area:.3f}")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle="--", zorder=0)
     axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal")
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC")

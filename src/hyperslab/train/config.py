@@ -10,7 +10,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES
 
 TASKS = ("regression", "classification", "segmentation", "reconstruction")
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16")
+PRECISIONS = ("auto", "fp64", "fp32", "tf32", "bf16")
 DECAYS = ("none", "polynomial", "cosine")
 
 
@@ -210,7 +210,8 @@ class TrainConfig:
     """Of weights, order of samples, split, augmentation and dropout."""
 
     precision: str = "fp32"
-    """``fp64``, ``fp32``, ``tf32`` (fp32 with shorter products on GPUs) or ``bf16`` (mixed)."""
+    """``fp64``, ``fp32``, ``tf32`` (fp32 with shorter products on GPUs), ``bf16`` (mixed, on GPUs
+    alone) or ``auto`` (``bf16`` on GPUs, ``fp32`` on CPUs)."""
 
     channels_last: bool = False
     """Keeps channels innermost in memory, which GPUs prefer with ``bf16``."""

@@ -144,20 +144,18 @@ def check_loss(name: str, kind: str, choices: tuple[str, ...]) -> None:
 class OwnLoss:
     """A user's function of output and target that gives one number, or one for each sample.
 
-    If it has a third argument ``weight``, it is given the weights of the samples.
+    If it has an argument ``sample_weight``, it is given the weights of the samples.
     """
 
     def __init__(self, name: str) -> None:
-        found: Any = find_named(name, "task.loss")
-        self._name = name
-        self._function: Callable[..., Any] = found() if inspect.isclass(found) else found
-        self._takes_weight = "weight" in _parameters(self._function)
+        self._name, self._function = name, _made(find_named(name, "task.loss"), name)
+        self._takes_weight = "sample_weight" in _parameters(self._function)
 
     def __call__(self, output: Values, target: Values, weight: Values | None) -> Tensor:
         if isinstance(output, Slab | Tensor):
             output = widened(output)
         if self._takes_weight:
-            return self._one_number(self._function(output, target, weight=weight))
+            return self._one_number(self._function(output, target, sample_weight=weight))
         each = self._function(output, target)
         if weight is None:
             return self._one_number(each)
@@ -165,7 +163,7 @@ class OwnLoss:
         if not isinstance(each, Slab | Tensor) or tuple(each.shape[:1]) != (num_samples,):
             raise ConfigError(
                 f"task.loss = {self._name!r} gives one number, and samples have weights "
-                "(task.weight): return the loss of each sample, or take an argument 'weight'"
+                "(task.weight): return the loss of each sample, or take an argument sample_weight"
             )
         return weighted_mean(each, weight)
 
@@ -175,6 +173,18 @@ class OwnLoss:
                 f"task.loss = {self._name!r} gives a {type(loss).__name__}, not a tensor"
             )
         return loss if isinstance(loss, Tensor) and not loss.ndim else loss.mean()
+
+
+def _made(found: Any, name: str) -> Callable[..., Any]:
+    """The function itself, or what a class such as ``torch.nn:HuberLoss`` makes of nothing."""
+    try:
+        made: Callable[..., Any] = found() if isinstance(found, type) else found
+    except TypeError as error:
+        raise ConfigError(
+            f"task.loss = {name!r} cannot be made without arguments ({error}): write a function "
+            "of output and target that makes it"
+        ) from error
+    return made
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -158,7 +158,8 @@ def log_softmax(logits: Floats) -> Floats:
 def roc(scores: Floats, is_positive: NDArray[np.bool_], weights: Floats) -> tuple[Floats, Floats]:
     """Rates of false and true positives, from the highest threshold to the lowest."""
     order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    falling = scores[order]
+    ends = np.append(np.flatnonzero(falling[1:] != falling[:-1]), len(order) - 1)
     hits = np.where(is_positive, weights, 0)[order]
     true, false = (np.cumsum(each)[ends] for each in (hits, weights[order] - hits))
     return np.append(0, false / false[-1]), np.append(0, true / true[-1])
@@ -235,5 +236,7 @@ def by_name(key: str, values: Floats, names: Sequence[str]) -> dict[str, float]:
     """Each value under ``key/name``, or without names under its number."""
     if not names and (len(values) == 1 or len(values) > MOST_NAMED):
         return {}
+    if not len(values):
+        values = np.full(len(names), math.nan)
     known = names or [str(number) for number in range(len(values))]
     return {f"{key}/{name}": float(value) for name, value in zip(known, values, strict=True)}

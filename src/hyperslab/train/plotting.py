@@ -6,7 +6,7 @@ import io
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hyperslab.errors import FormatError
 from hyperslab.io.partial import make_folder, partial_file
@@ -17,9 +17,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hyperslab")
 
+DPI = 130
 BLUE, ORANGE, GREEN, GREY = "#2a6f97", "#d1603d", "#4c956c", "#8d99ae"
 CLASS_COLOURS = (
-    "#e9ecef", BLUE, ORANGE, GREEN, "#e9c46a", "#7b2cbf", "#90be6d", "#f28482", "#48cae4", "#6d597a"
+    "#e9ecef",
+    BLUE,
+    ORANGE,
+    GREEN,
+    "#e9c46a",
+    "#7b2cbf",
+    "#90be6d",
+    "#f28482",
+    "#48cae4",
+    "#6d597a",
 )
 """The first is that of a background."""
 
@@ -47,17 +57,12 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     A run is not worth losing for a picture of it.
     """
     memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=130)
     try:
+        figure.savefig(memory, format="png", dpi=DPI)
         make_folder(path.parent)
-        with partial_file(path) as (_, fd):
-            _write(fd, memory.getbuffer())
-    except FormatError as error:
-        _log.warning("a figure is missing: %s", error)
+        with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
+            file.write(memory.getbuffer())
+    except (FormatError, ValueError) as error:  # or a name that is no formula, such as $x
+        _log.warning("figure %s is missing: %s", path.name, " ".join(str(error).split()))
         return []
     return [path]
-
-
-def _write(fd: int, content: Any) -> None:
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(content)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from hyperslab.errors import ConfigError
+
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
@@ -24,7 +26,16 @@ def float32_products(precision: str) -> Iterator[None]:
 
 
 def forward_context(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """What forward passes and losses run in."""
-    if precision == "bf16":
+    """What forward passes and losses run in.
+
+    Not bf16 on CPUs: there torch 2.13 leaves the weight gradients of convolutions over extents of 2
+    unwritten (CosmoFlow's last layers are such), without a word.
+    """
+    if precision == "bf16" and device.type == "cpu":
+        raise ConfigError(
+            "train.precision = 'bf16' is for GPUs: on CPUs torch's gradients of some convolutions "
+            "are wrong in bfloat16; use fp32, or auto"
+        )
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()

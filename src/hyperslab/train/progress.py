@@ -148,7 +148,12 @@ class _Bar(Progress):
     def __init__(self, file: TextIO, num_steps: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
         self._numbers = Text(no_wrap=True, overflow="ellipsis")
-        super().__init__(*columns, console=Console(file=file), refresh_per_second=4)
+        super().__init__(
+            *columns,
+            console=Console(file=file),
+            refresh_per_second=4,
+            redirect_stdout=sys.stdout.isatty(),  # else it is for a program
+        )
         self._task = self.add_task("", total=num_steps)
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -162,4 +167,4 @@ class _Bar(Progress):
 
 def _is_terminal(file: TextIO) -> bool:
     """Asked of the file, not of variables such as FORCE_COLOR, which also hold for log files."""
-    return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return not file.closed and file.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def run(config: Config, *, resume: bool = False) -> Outcome:
     with ExitStack() as stack:
         mesh = init(**asdict(config.mesh))
         stack.enter_context(float32_products(config.train.precision))
+        context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh))
         parts = open_parts(config)
         model = make_model(config, mesh, parts["train"])
@@ -79,7 +80,7 @@ def run(config: Config, *, resume: bool = False) -> Outcome:
         folder = stack.enter_context(
             RunFolder.begin(path, config_to_toml(config), mesh, resume=resume)
         )
-        trainer = _trainer(config, mesh, model, parts, folder, signals, stack)
+        trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
         if resume and trainer.resume():
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
         trainer.recorder.begin(trainer.standing.step)
@@ -151,6 +152,7 @@ def _trainer(
     parts: dict[str, Dataset],
     folder: RunFolder,
     signals: StopSignals,
+    context: AbstractContextManager[object],
     stack: ExitStack,
 ) -> Trainer:
     loader = stack.enter_context(make_loader(parts["train"], config, mesh, training=True))
@@ -170,7 +172,7 @@ def _trainer(
         roles=Roles.of(parts["train"], config.task),
         loader=loader,
         validation=validation,
-        context=forward_context(config.train.precision, mesh.device),
+        context=context,
         checkpoints=stack.enter_context(
             Checkpoints(folder.checkpoints, mesh, keep=config.run.keep)
         ),

@@ -48,10 +48,11 @@ class RunFolder:
 
         Collective over all ranks.
         """
-        folder, error = cls(Path(path)), None
+        folder, error = cls(Path(path).expanduser()), None
         try:
             if mesh.rank == 0:
-                folder._take(config_toml, mesh, resume)
+                with explained_writing(folder.path):
+                    folder._take(config_toml, mesh, resume)
         except (ConfigError, FormatError) as wrong:
             folder.close()
             error = wrong
@@ -136,10 +137,7 @@ class RunFolder:
     def _check_ours(self) -> None:
         """Raises rather than write over files that no run of ours has made."""
         ours = (self.config, self.log, self.summary, self.weights)
-        with explained_writing(self.path):
-            strange = [
-                path.name for path in ours if path.exists() and not self.environment.exists()
-            ]
+        strange = [path.name for path in ours if path.exists() and not self.environment.exists()]
         if strange:
             raise ConfigError(
                 f"{self.path} holds {', '.join(strange)}, which no run has written: choose another "
@@ -148,8 +146,9 @@ class RunFolder:
 
     def _keep_config(self, config_toml: str) -> None:
         """Tells how the settings differ from those of the run that is continued; keeps those."""
-        with explained_writing(self.config):
-            before = self.config.read_text() if self.config.exists() else config_toml
+        before = config_toml
+        if self.config.exists():
+            before = self.config.read_text(errors="replace")
         if not (changes := _changes(before, config_toml)):
             return
         number = 1
@@ -225,6 +224,6 @@ def _read_starts(path: Path) -> list[Any]:
     try:
         content = json.loads(path.read_text())
         earlier = content.pop("earlier", [])
-    except (OSError, ValueError, AttributeError):
+        return [*earlier, content]
+    except (OSError, ValueError, AttributeError, TypeError):
         return []
-    return [*earlier, content]

@@ -59,7 +59,7 @@ def pictures_of(
     channels, depth = _middle(x[0, :num], first=1)
     known = names or [f"channel {number}" for number in range(x.shape[1])]
     titles = [title] if x.shape[1] == 1 else [f"{title}, {name}" for name in known]
-    like = [picture.values for picture in scales] or [None] * len(channels)
+    like = [picture.values for picture in scales] or list(channels)
     return [
         Picture(name, each, depth, scale=scale)
         for name, each, scale in zip(titles, channels, like, strict=False)
@@ -151,8 +151,7 @@ def _class_colours(num: int) -> Colormap:
     colours: Colormap = ListedColormap(CLASS_COLOURS[:num])
     if num > len(CLASS_COLOURS):
         colours = colormaps["nipy_spectral"].resampled(num)
-    colours.set_bad("#212529")
-    return colours
+    return colours.with_extremes(bad="#212529")
 
 
 def _add_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> Any:

@@ -56,6 +56,7 @@ class Task(ABC):
         if self._own_loss is not None:
             return self._own_loss(output, target, weight)
         output, target = self.fit(output, target)
+        weight = None if weight is None else weight.to(output.dtype)
         return LOSSES[self.loss_name](output, target, weight, self._class_weights_on(output))
 
     def target_of(self, batch: Batch) -> Slab:

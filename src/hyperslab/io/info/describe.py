@@ -101,14 +101,21 @@ def list_arrays(path: Path, format: str | None = None) -> dict[str, Listed]:
 
 
 def fitting_presets(arrays: Mapping[str, Listed]) -> list[str]:
-    """The presets whose arrays are all there, with as many dims, and fewest in that of channels."""
-    return [name for name, preset in PRESETS.items() if _fits(preset, arrays)]
+    """The presets whose arrays are all there, with as many dims, and fewest in that of channels.
+
+    Where one names all arrays of another and more, it is meant.
+    """
+    found = {name: _names(preset) for name, preset in PRESETS.items() if _fits(preset, arrays)}
+    return [name for name in found if not any(found[name] < more for more in found.values())]
+
+
+def _names(preset: Mapping[str, Any]) -> set[str]:
+    target = preset.get("target", ())
+    return {preset["sample"], *([target] if isinstance(target, str) else target)}
 
 
 def _fits(preset: Mapping[str, Any], arrays: Mapping[str, Listed]) -> bool:
-    target = preset.get("target", ())
-    names = {preset["sample"], *([target] if isinstance(target, str) else target)}
-    if not names <= set(arrays):
+    if not _names(preset) <= set(arrays):
         return False
     shape, axes = arrays[preset["sample"]].shape, preset["axes"]
     if len(shape) != len(axes):

@@ -1,0 +1,131 @@
+"""Train CosmoFlow with a loop of your own: what `hyperslab train` does, to read and to copy.
+
+    hyperslab data synth cosmo --size 64 --count 256 cosmo
+    python examples/train_cosmoflow.py "cosmo/*.h5"
+    torchrun --nproc-per-node 2 examples/train_cosmoflow.py "cosmo/*.h5" --depth 2
+
+Started again, it goes on after the last whole epoch, on as many ranks as there are then.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import hyperslab as hs
+from hyperslab.models import CosmoFlow
+
+NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
+
+
+def main():
+    options = parse_options()
+    mesh = hs.init(depth=options.depth)  # the other ranks share the batch
+    data = hs.open(options.files, preset="cosmoflow").split(train=0.8, test=0.2)
+    settings = {"batch_size": options.batch_size, "normalize": "log1p"}
+    train = hs.Loader(data["train"], mesh, augment="cube", **settings)
+    test = hs.Loader(data["test"], mesh, shuffle="none", **settings)
+
+    torch.manual_seed(0)
+    size = data["train"].shape[-1]
+    net = CosmoFlow(size, base_channels=options.channels, dropout=options.dropout, batch_norm=True)
+    model = hs.parallelize(net, mesh)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
+    first = load_last(options.checkpoints, model, optimizer, train)
+    autocast = torch.autocast(mesh.device.type, torch.bfloat16, enabled=options.bf16)
+
+    with progress_bar(mesh) as bar:
+        task = bar.add_task("", total=options.epochs * len(train), completed=first * len(train))
+        for epoch in range(first, options.epochs):
+            torch.manual_seed(
+                epoch
+            )  # of dropout; so a run that was stopped goes on as it would have
+            for step, (x, y) in enumerate(train):
+                set_rate(optimizer, options, epoch + step / len(train))
+                with autocast:
+                    loss = F.mse_loss(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                bar.update(task, advance=1, description=f"epoch {epoch + 1}, loss {loss:.4f}")
+            save(options.checkpoints / f"epoch_{epoch + 1:04d}", model, optimizer, train)
+
+    scores = evaluate(model, test, autocast)
+    if mesh.rank == 0:
+        for name, r2 in zip(NAMES, scores.tolist(), strict=True):
+            print(f"R2 of {name:8} {r2:6.3f}  on {len(data['test'])} universes never seen")
+
+
+def set_rate(optimizer, options, epoch):
+    """The learning rate rises over the first epochs, then falls to 0, both along a line."""
+    rising = epoch / options.warmup_epochs if options.warmup_epochs else 1
+    falling = (options.epochs - epoch) / (options.epochs - options.warmup_epochs)
+    for group in optimizer.param_groups:
+        group["lr"] = options.lr * min(rising, falling, 1)
+
+
+@torch.no_grad()
+def evaluate(model, loader, autocast):
+    """R2 of every parameter: 1 is perfect, 0 as good as always guessing the mean."""
+    model.eval()
+    with autocast:
+        pairs = [(hs.gather(model(x)), hs.gather(y)) for x, y in loader]
+    predicted, true = (torch.cat(rows).double() for rows in zip(*pairs, strict=True))
+    return 1 - (predicted - true).square().sum(0) / (true - true.mean(0)).square().sum(0)
+
+
+def state_of(model, optimizer, loader):
+    weights, moments = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": moments, "loader": loader.state_dict()}
+
+
+def save(folder, model, optimizer, loader):
+    """All ranks write their part; the file .metadata comes last, so it tells what is whole."""
+    state = state_of(model, optimizer, loader)
+    dcp.save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+
+def load_last(folder, model, optimizer, loader):
+    """The epochs that the last whole checkpoint has seen; 0 if there is none."""
+    whole = max(folder.glob("epoch_*/.metadata"), default=None)
+    if whole is None:
+        return 0
+    state = state_of(model, optimizer, loader)
+    dcp.load(state, checkpoint_id=whole.parent, no_dist=not dist.is_initialized())  # in place
+    weights, moments = state["model"], state["optimizer"]
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    loader.load_state_dict(state["loader"])
+    return loader.epoch
+
+
+def progress_bar(mesh):
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = Console(stderr=True, quiet=mesh.rank > 0)
+    return Progress(*columns, TimeRemainingColumn(), console=console)
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("files", help="universes, as a quoted pattern")
+    parser.add_argument("--depth", type=int, default=1, help="ranks that share each cube")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--warmup-epochs", type=float, default=1.0)
+    parser.add_argument("--batch-size", type=int, default=8, help="over all ranks")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--channels", type=int, default=16, help="of the first convolution")
+    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--bf16", action="store_true", help="mixed precision")
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

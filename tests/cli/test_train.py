@@ -1,0 +1,321 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from rich.table import Table
+
+from hyperslab.cli import rank_count
+from hyperslab.cli.main import main
+from hyperslab.cli.rank_count import count_ranks, find_launcher
+from hyperslab.cli.rank_errors import FOLDER, read_errors, told_once
+from hyperslab.errors import CommError, ConfigError
+from hyperslab.train.preset_list import PRESETS
+from hyperslab.train.read_config import read_config
+
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(rank_count, "count_gpus", lambda: 0)
+    return tmp_path
+
+
+def train(*arguments, code=0):
+    result = CliRunner().invoke(main, ["train", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The configurations that a stand-in for the trainer was given."""
+    seen = []
+
+    def run(config, *, resume):
+        seen.append((config, resume))
+        if config.train.seed == 13:
+            raise ConfigError("seed 13 is unlucky")
+        summary = {"folder": config.run.folder}
+        code = 75 if config.train.seed == 75 else 0
+        return SimpleNamespace(summary=summary, exit_code=code, table=lambda: Table("scores"))
+
+    monkeypatch.setitem(sys.modules, "hyperslab.train.run", SimpleNamespace(run=run))
+    return seen
+
+
+# Without training
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--list"], ["hepcnn", "--show"]])
+def test_these_load_no_torch(arguments):
+    program = (
+        "import sys\n"
+        "from hyperslab.cli.main import main\n"
+        f"main({['train', *arguments]}, standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_list_shows_every_preset_and_how_to_get_data():
+    output = train("--list").output
+    for name, preset in PRESETS.items():
+        assert name in output
+        assert preset.input in output
+    assert "hyperslab data synth cosmo --size 64 --count 256 cosmo" in output
+    listed = json.loads(train("--list", "--json").output)
+    assert [each["name"] for each in listed] == list(PRESETS)
+    assert listed[0]["num_parameters"] == 9_437_636
+
+
+def test_show_prints_settings_to_be_saved_and_edited():
+    Path("mine.toml").write_text(train("cosmoflow-128", "--set", "train.epochs=3", "--show").output)
+    assert read_config("mine.toml") == read_config("cosmoflow-128", ["train.epochs=3"])
+    shown = json.loads(train("cosmoflow-128", "--show", "--json").output)
+    assert shown["model"] == {"name": "cosmoflow", "options": {"size": 128}, "weights": None}
+
+
+def test_wrong_usage_exits_with_2():
+    assert "hyperslab train --list" in train(code=2).stderr
+    assert "--ranks" in train("hepcnn", "--ranks", 0, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hepcn"], "did you mean hepcnn?"),
+        (["hepcnn", "--set", "train.lr=3"], "did you mean optimizer.lr?"),
+        (["hepcnn", "--ranks", 3, "--set", "mesh.height=2"], "ask for a multiple of 2, or change"),
+        (["hepcnn", "--ranks", 4, "--set", "mesh.sample=2"], "does not fit mesh.sample=2"),
+    ],
+)
+def test_errors_are_one_line_and_exit_with_1(arguments, words):
+    result = train(*arguments, code=1)
+    assert words in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+# One process
+
+
+def test_a_run_goes_to_a_folder_of_its_name_unless_told_otherwise(runs):
+    Path("mine.toml").write_text("base = 'hepcnn'")
+    train("hepcnn")
+    train("mine.toml")
+    train("mine.toml", "--run", "there", "--resume")
+    train("mine.toml", "--set", "run.folder=elsewhere")
+    seen = [(config.run.folder, resume) for config, resume in runs]
+    assert seen == [
+        ("runs/hepcnn", False),
+        ("runs/mine", False),
+        ("there", True),
+        ("elsewhere", False),
+    ]
+
+
+def test_the_outcome_is_printed_and_its_exit_code_passes_through(runs):
+    assert "scores" in train("hepcnn").stdout
+    result = train("hepcnn", "--json", "--set", "train.seed=75", code=75)
+    assert json.loads(result.stdout) == {"folder": "runs/hepcnn"}
+    assert "Error: seed 13 is unlucky\n" in train("hepcnn", "--set", "train.seed=13", code=1).stderr
+
+
+# How many ranks
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "num_gpus", "num"),
+    [
+        ([], None, 0, 1),
+        ([], None, 4, 4),
+        ([], 3, 4, 3),
+        (["data.batch_size=2"], None, 4, 2),
+        (["data.batch_size=8", "train.accumulate=8"], None, 4, 1),
+        (["mesh.device=cpu"], None, 4, 1),
+        (["mesh.height=2"], None, 4, 2),
+        (["mesh.height=2"], None, 0, 2),
+        (["mesh.height=2"], 6, 0, 6),
+        (["mesh.height=2", "mesh.sample=3"], None, 0, 6),
+        (["mesh.sample=1"], None, 4, 1),
+    ],
+)
+def test_as_many_ranks_as_asked_for_or_useful(monkeypatch, changes, asked, num_gpus, num):
+    monkeypatch.setattr(rank_count, "count_gpus", lambda: num_gpus)
+    assert count_ranks(read_config("hepcnn", changes), asked).num == num
+
+
+def test_idle_gpus_are_told_of(monkeypatch):
+    monkeypatch.setattr(rank_count, "count_gpus", lambda: 4)
+    config = read_config("hepcnn", ["mesh.height=2"])
+    assert count_ranks(config, None).advice == "--ranks 4 would use 4 of 4 GPUs"
+    config = read_config("hepcnn", ["data.batch_size=1"])
+    assert "3 more GPUs could share each sample" in count_ranks(config, None).advice
+
+
+# Local ranks
+
+FAKE_TRAINER = """
+import json, os, sys, types
+import hyperslab
+from hyperslab.errors import ConfigError
+
+rank = int(os.environ.get("RANK", -1))
+comm = types.ModuleType("hyperslab.comm")  # without what loads torch
+comm.__path__ = [os.path.join(hyperslab.__path__[0], "comm")]
+
+def run(config, *, resume):
+    print(f"rank {rank} of {os.environ['WORLD_SIZE']}, {config.train.epochs} epochs, {resume}")
+    name = config.model.name
+    if name == "all": raise ConfigError("no such file")
+    if name == "bug" and rank: raise KeyError("oops")
+    if name == "killed" and rank: os.kill(os.getpid(), 9)
+    return types.SimpleNamespace(summary={"rank": rank}, exit_code=75 if name == "stopped" else 0)
+
+fake = types.ModuleType("hyperslab.train.run")
+fake.run = run
+sys.modules |= {"hyperslab.comm": comm, "hyperslab.train.run": fake}
+"""
+
+
+@pytest.fixture
+def fake_trainer(folder, monkeypatch):
+    (folder / "fake").mkdir()
+    (folder / "fake" / "sitecustomize.py").write_text(FAKE_TRAINER)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"))
+
+
+def train_on_ranks(name, *arguments):
+    command = [sys.executable, "-m", "hyperslab", "train", "hepcnn", "--json", "--ranks", "2"]
+    changes = ["--set", f"model.name={name}", "--set", "train.epochs=3"]
+    return subprocess.run(
+        [*command, *changes, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_local_ranks_train_together_and_rank_0_prints(fake_trainer):
+    done = train_on_ranks("fine", "--resume")
+    assert (done.returncode, done.stderr) == (0, "Starting 2 local ranks (--ranks)\n")
+    assert done.stdout.count('{\n  "rank": 0\n}\n') == 1
+    assert sorted(line for line in done.stdout.splitlines() if " of 2" in line) == [
+        "rank 0 of 2, 3 epochs, True",
+        "rank 1 of 2, 3 epochs, True",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "told"),
+    [
+        ("stopped", 75, ""),
+        ("all", 1, "Error: no such file\n"),
+        ("killed", 1, "Error: rank 1 was killed by SIGKILL, by someone or because memory ran out"),
+    ],
+)
+def test_local_ranks_tell_how_they_ended_once(fake_trainer, name, code, told):
+    done = train_on_ranks(name)
+    assert done.returncode == code
+    assert done.stderr.partition("\n")[2].startswith(told)
+    assert done.stderr.count("\n") == (2 if told else 1)
+
+
+def test_an_error_that_nobody_meant_comes_with_its_traceback(fake_trainer):
+    done = train_on_ranks("bug")
+    assert done.returncode == 1
+    assert "Error: rank 1: Traceback" in done.stderr
+    assert "KeyError: 'oops'" in done.stderr
+
+
+# Under a launcher
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Makes this process one of several ranks."""
+
+    def launch(rank, num_ranks, local_rank=None):
+        values = (rank, num_ranks, rank if local_rank is None else local_rank, num_ranks)
+        for name, value in zip(LAUNCHERS, (*values, "127.0.0.1", 29999), strict=True):
+            monkeypatch.setenv(name, str(value))
+        return find_launcher()
+
+    return launch
+
+
+def test_a_launcher_decides_how_many_ranks_there_are(launched, runs):
+    launched(0, 2)
+    told = train("hepcnn", "--ranks", 3, code=1).stderr
+    assert "--ranks 3 was asked for, but torchrun has started 2" in told
+    assert not runs
+    train("hepcnn", "--ranks", 2)
+    train("hepcnn")
+    assert len(runs) == 2
+
+
+def test_only_rank_0_prints(launched, runs):
+    launched(1, 2)
+    assert train("hepcnn").output == ""
+
+
+def test_before_ranks_have_met_the_first_of_a_node_speaks(launched):
+    launched(2, 4, local_rank=0)
+    assert "did you mean hepcnn?" in train("hepcn", code=1).stderr
+    launched(3, 4, local_rank=1)
+    assert train("hepcn", code=1).output == ""
+
+
+def test_a_shell_in_a_slurm_job_is_no_launcher():
+    assert find_launcher({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}) is None
+    assert find_launcher({"HOME": "/root"}) is None
+
+
+def test_ranks_leave_their_errors_to_who_started_them(launched, folder, monkeypatch):
+    monkeypatch.setenv(FOLDER, str(folder))
+    launch = launched(1, 2)
+    for error in (CommError("rank 0 is\n gone"), KeyError("oops")):
+        with pytest.raises(SystemExit) as ended, told_once(launch, with_traceback=False):
+            raise error
+        assert ended.value.code == 1
+        [left] = read_errors(folder)
+        assert left.rank == 1
+        if isinstance(error, CommError):
+            assert (left.text, left.is_on_purpose, left.is_about_others) == (
+                "rank 0 is gone",
+                True,
+                True,
+            )
+        else:
+            assert left.text.startswith("Traceback")
+    with pytest.raises(SystemExit) as ended, told_once(launch, with_traceback=False):
+        raise KeyboardInterrupt
+    assert ended.value.code == 128 + signal.SIGINT
+
+
+# Export
+
+
+def test_export_says_what_it_wrote(folder, monkeypatch):
+    asked = []
+
+    def export_run(run, file, step):
+        asked.append((run, file, step))
+        return 7
+
+    module = SimpleNamespace(export_run=export_run)
+    monkeypatch.setitem(sys.modules, "hyperslab.train.export", module)
+    arguments = ["export", str(folder), "w.safetensors", "--step", "7"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.output == "Wrote the weights of step 7 to w.safetensors\n"
+    assert asked == [(folder, Path("w.safetensors"), 7)]
+    assert os.fspath(folder) in CliRunner().invoke(main, ["export", f"{folder}/no", "x"]).output

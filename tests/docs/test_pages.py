@@ -1,0 +1,94 @@
+"""The files, commands and programs of the pages, in their order, in an empty folder.
+
+A block that begins with a comment that is a file's name is written to that file. Lines that begin
+with ``$`` are run; one that is followed by a line ``Error: ...`` must fail with it. Programs
+without a name are run last, as one.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperslab.train.preset_list import list_presets
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    "data.md": ["slice.png"],
+    "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
+    "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
+}
+"""What running each of them leaves behind."""
+
+
+def blocks(page):
+    return re.findall(r"```(python|toml|console)\n(.*?)```", (DOCS / page).read_text(), re.S)
+
+
+def file_name(text):
+    """The file that a block belongs in, if its first line says so."""
+    found = re.match(r"# ([\w.]+\.(?:py|toml))\n", text)
+    return found and found[1]
+
+
+def commands(text):
+    """Each command of a console block, and the error that it must end with, if any."""
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, *output = re.sub(r"\\\n\s*", "", part).splitlines()
+        yield command, next((line for line in output if line.startswith("Error: ")), None)
+
+
+def run(command, folder):
+    """Runs a command as a shell would in which this Python's folder comes first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def run_console(text, folder):
+    for command, error in commands(text):
+        done = run(command, folder)
+        if error is None:
+            assert done.returncode == 0, f"{command}: {done.stderr}"
+        else:
+            assert done.returncode == 1
+            assert error in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_runs(page, tmp_path):
+    program = []
+    for kind, text in blocks(page):
+        if kind == "console":
+            run_console(text, tmp_path)
+        elif name := file_name(text):
+            (tmp_path / name).write_text(text)
+        else:
+            program.append(text)
+    (tmp_path / "page.py").write_text("\n".join(program))
+    done = run("python page.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for left_behind in PAGES[page]:
+        assert (tmp_path / left_behind).exists()
+
+
+def test_every_page_that_has_programs_is_run():
+    pages = {path.name for path in DOCS.glob("*.md") if blocks(path.name)}
+    assert pages == set(PAGES)
+
+
+def test_the_quick_start_lists_every_preset():
+    page = (DOCS / "quickstart.md").read_text()
+    for preset in list_presets():
+        row = f"| `{preset.name}` | {preset.about} | {preset.input} | {preset.num_parameters:,} |"
+        assert row in page

@@ -1,0 +1,173 @@
+"""The folder of a run: taken by one run at a time, and never written over."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import hyperslab as hs
+from hyperslab.errors import CommError, ConfigError, FormatError, HyperslabError
+from hyperslab.train.environment import describe_environment
+from hyperslab.train.run_folder import RunFolder
+
+CONFIG = '[model]\nname = "CosmoFlow"\n\n[train]\nepochs = 10\n'
+
+
+def begin(path, config=CONFIG, *, resume=False, **axes):
+    return RunFolder.begin(path, config, hs.init(device="cpu", **axes), resume=resume)
+
+
+def leave_checkpoint(path, step):
+    (path / "checkpoints" / f"step_{step:08}").mkdir(parents=True)
+
+
+def test_a_new_folder_holds_settings_and_environment(tmp_path):
+    with begin(tmp_path / "runs" / "x") as folder:
+        assert folder.config.read_text() == CONFIG
+        found = json.loads(folder.environment.read_text())
+        assert found["versions"]["hyperslab"] == hs.__version__
+        assert found["mesh"] == "one rank"
+        assert (folder.checkpoints.name, folder.figures.name) == ("checkpoints", "figures")
+        assert (folder.log.name, folder.tensorboard.name) == ("log.jsonl", "tensorboard")
+        assert (folder.weights.name, folder.summary.name) == ("model.safetensors", "summary.json")
+        folder.write_summary({"r2": float("nan"), "path": folder.path})
+        assert json.loads(folder.summary.read_text()) == {"r2": None, "path": str(folder.path)}
+
+
+def test_a_run_that_left_checkpoints_is_continued_or_left_alone(tmp_path):
+    begin(tmp_path).close()
+    leave_checkpoint(tmp_path, 200)
+    leave_checkpoint(tmp_path, 500)
+    (tmp_path / "checkpoints" / "step_00000600.part").mkdir()
+    words = f"{tmp_path} holds a run that reached step 500: continue it with --resume, or choose"
+    with pytest.raises(ConfigError, match=words):
+        begin(tmp_path, "[train]\nepochs = 99\n")
+    assert (tmp_path / "config.toml").read_text() == CONFIG
+    with begin(tmp_path, resume=True) as folder:
+        assert folder.last_step() == 500
+        assert len(json.loads(folder.environment.read_text())["earlier"]) == 1
+
+
+def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path):
+    begin(tmp_path).close()
+    with begin(tmp_path, "[train]\nepochs = 5\n", resume=True) as folder:
+        assert "epochs = 5" in folder.config.read_text()
+        assert json.loads(folder.environment.read_text())["earlier"] == []
+
+
+def test_other_settings_are_told_and_both_are_kept(tmp_path, caplog):
+    begin(tmp_path).close()
+    leave_checkpoint(tmp_path, 5)
+    later = CONFIG.replace("10", "20") + "patience = 3\n"
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING), begin(tmp_path, later, resume=True) as folder:
+            assert folder.config.read_text() == later
+    assert caplog.text.count("train.epochs = 20 (was 10), train.patience = 3 (was not set)") == 1
+    assert (tmp_path / "config.1.toml").read_text() == CONFIG
+    assert not (tmp_path / "config.2.toml").exists()
+
+
+def test_files_that_no_run_has_written_stay(tmp_path):
+    (tmp_path / "config.toml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"holds config.toml, which no run has written: choose"):
+        begin(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def test_one_run_at_a_time(tmp_path):
+    first = begin(tmp_path)
+    with pytest.raises(
+        ConfigError, match=rf"another run writes into .* \(process {os.getpid()} on"
+    ):
+        begin(tmp_path, resume=True)
+    first.close()
+    begin(tmp_path).close()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from hyperslab.train.folder_lock import FolderLock
+lock = FolderLock.take(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=f"process {other.pid} on"):
+            begin(tmp_path)
+        other.kill()
+    begin(tmp_path).close()
+
+
+def test_without_locks_the_name_of_the_holder_decides(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    lock = tmp_path / ".lock"
+    lock.write_text(json.dumps(["elsewhere", 1]))
+    with pytest.raises(ConfigError, match=f"on elsewhere.*if it is gone, remove {lock}"):
+        begin(tmp_path)
+    lock.write_text(json.dumps([os.uname().nodename, 2**30]))
+    begin(tmp_path).close()
+    lock.write_text("torn")
+    begin(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FormatError, match=r"file/x cannot be written: Not a directory"):
+        begin(tmp_path / "file" / "x")
+
+
+def test_damaged_files_of_an_earlier_start_do_no_harm(tmp_path):
+    begin(tmp_path).close()
+    leave_checkpoint(tmp_path, 5)
+    (tmp_path / "config.toml").write_text("[[[")
+    (tmp_path / "environment.json").write_text("{")
+    with begin(tmp_path, resume=True) as folder:
+        assert json.loads(folder.environment.read_text())["earlier"] == []
+    assert (tmp_path / "config.1.toml").read_text() == "[[["
+
+
+@pytest.mark.ranks(2)
+def test_all_ranks_stop_together(tmp_path):
+    with begin(tmp_path / "x", depth=2) as folder:
+        assert folder.config.exists()
+    mesh = hs.init(depth=2, device="cpu")
+    if mesh.rank == 0:
+        leave_checkpoint(tmp_path / "x", 7)
+    kind = ConfigError if mesh.rank == 0 else CommError
+    with pytest.raises(kind, match="holds a run that reached step 7"):
+        begin(tmp_path / "x", depth=2)
+
+
+@pytest.mark.ranks(2)
+def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
+    mesh = hs.init(depth=2, device="cpu")
+    start = time.monotonic()
+    patch = pytest.MonkeyPatch()
+    patch.setattr("hyperslab.train.run_folder.SHARED_SECONDS", 0.2)
+    try:
+        with pytest.raises(HyperslabError, match=r"rank 1 on .* does not see .* nodes share"):
+            RunFolder.begin(tmp_path / str(mesh.rank), CONFIG, mesh, resume=False)
+    finally:
+        patch.undo()
+    assert time.monotonic() - start < 10
+
+
+def test_the_environment_can_be_told_in_json():
+    found = describe_environment(hs.init(device="cpu"))
+    assert json.loads(json.dumps(found)) == found
+    assert found["launcher"] == "alone"
+    assert found["gpu"] is None
