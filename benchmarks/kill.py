@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
-from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.checkpoint_shelf import find_checkpoints
 from hyperslab.train.parts import empties
 
 PARENT = "parent"
@@ -58,7 +58,7 @@ height = {ranks}
 device = "cpu"
 timeout_seconds = {timeout}
 [train]
-epochs = 20
+epochs = 8
 [run]
 checkpoint_every = 3
 tensorboard = false

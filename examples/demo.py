@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--count", type=int, default=320, help="universes")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0, help="of universes and training")
+    parser.add_argument("--set", action="append", default=[], help="change a setting of demo.toml")
     parser.add_argument("--folder", type=Path, default=Path("runs"), help="for all that is written")
     args = parser.parse_args()
 
@@ -45,13 +46,14 @@ def main():
     hyperslab("data", "synth", "cosmo", *made, "--jobs", 2, universes)
 
     run = args.folder / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    changes = {
-        "data.files": f"{universes}/*.h5",
-        "model.options.size": args.size,
-        "train.epochs": args.epochs,
-        "train.seed": args.seed,
-    }
-    settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    changes = [
+        f"data.files={universes}/*.h5",
+        f"model.options.size={args.size}",
+        f"train.epochs={args.epochs}",
+        f"train.seed={args.seed}",
+        *args.set,
+    ]
+    settings = [word for change in changes for word in ("--set", change)]
     hyperslab("train", CONFIG, *settings, "--run", run)
 
     scores = json.loads((run / "summary.json").read_text())["scores"]["test"]

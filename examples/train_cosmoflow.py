@@ -122,7 +122,7 @@ def parse_options():
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--channels", type=int, default=16, help="of the first convolution")
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--bf16", action="store_true", help="mixed precision")
+    parser.add_argument("--bf16", action="store_true", help="mixed precision, for GPUs")
     parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
     return parser.parse_args()
 

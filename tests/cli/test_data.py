@@ -80,6 +80,23 @@ def test_info_warns_of_expensive_boxes_and_names_the_command_that_mends_it(cosmo
     assert {rank["amplification"] for rank in mended["ranks"]} == {1.0}
 
 
+def test_info_shows_tiles(cosmo):
+    tiles = ("--preset", "cosmoflow", "--tile", "8x16x16", "--index", 6, "--mesh", "depth=2")
+    output = run("info", cosmo, *tiles).output
+    for words in ("20, in 5 files", "4x8x16x16", "16x32x16x4", "tile 2 of sample 0", "[0:4, 0:4,"):
+        assert words in output
+    assert "their depth of 5 does not divide 16" in run("info", cosmo, *tiles[:3], 5, code=1).stderr
+
+
+def test_info_hints_at_the_preset_that_names_most(tmp_path):
+    with h5py.File(tmp_path / "hep.h5", "w") as file:
+        file["data"] = np.zeros((2, 3, 8, 8), np.float32)
+        file["label"], file["normweight"] = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    output = run("info", tmp_path / "hep.h5").output
+    assert "--preset hepcnn" in output
+    assert "--preset images" not in output
+
+
 def test_info_sums_up_many_ranks(cosmo):
     output = run("info", cosmo, "--preset", "cosmoflow", "--mesh", "depth=16,height=4").output
     assert "64 ranks" in output

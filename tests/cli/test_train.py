@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from rich.table import Table
 
-from hyperslab.cli import rank_count
+from hyperslab.cli import rank_count, rank_errors
 from hyperslab.cli.main import main
 from hyperslab.cli.rank_count import count_ranks, find_launcher
 from hyperslab.cli.rank_errors import FOLDER, read_errors, told_once
@@ -27,6 +27,7 @@ def folder(tmp_path, monkeypatch):
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rank_count, "count_gpus", lambda: 0)
+    monkeypatch.setattr(rank_errors, "STAY_SECONDS", 0.0)
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from hyperslab.errors import CommError, ConfigError
 def told_by(errors):
     """Which of two ranks tell of their ``errors``; None is a rank that goes on."""
     rank, mine = dist.get_rank(), errors[dist.get_rank()]
-    told = mine is not None and speaks(rank, 2, mine, patience_seconds=0.3)
+    told = mine is not None and speaks(rank, mine, patience_seconds=0.3)
     both = [None, None]
     dist.all_gather_object(both, told)
     leave_words(rank)  # the next one finds nothing

@@ -1,7 +1,9 @@
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import hyperslab as hs
 from hyperslab.errors import ConfigError
 from hyperslab.io import ArraySpec
 from hyperslab.io.axes import axes_of
@@ -50,3 +52,13 @@ def test_extents_that_differ_are_not_permuted():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ConfigError, match="augment must be one of flip, cube or None, got 'spin'"):
         Augmentation("spin", (4,))
+
+
+@pytest.mark.parametrize("kind", ["flip", "cube"])
+def test_a_map_on_another_grid_would_not_be_turned_and_is_refused(tmp_path, kind):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["image"], file["coarse"] = np.zeros((2, 8, 8)), np.zeros((4, 2, 2))
+    data = hs.open(tmp_path / "a.h5", sample="image", target="coarse", axes="CHW")
+    hs.Loader(data)
+    with pytest.raises(ConfigError, match=r"turns the sample, but not 'coarse' of \(4, 2, 2\)"):
+        hs.Loader(data, augment=kind)

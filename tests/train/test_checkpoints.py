@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 import hyperslab as hs
@@ -20,6 +21,7 @@ from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module
 from hyperslab.train.checkpoint_folder import PlainReader
 from hyperslab.train.checkpoints import Checkpoints
+from hyperslab.train.export import export_state
 from hyperslab.train.rng import random_state, set_random_state
 
 SHAPE = (4, 1, 6, 4, 4)
@@ -131,17 +133,19 @@ def save_and_go_on(folder, axes, shard_weights, device="cpu"):
     mesh = hs.init(**axes, device=device)
     model, optimizer = begin(mesh, torch.float64, shard_weights)
     train(model, optimizer, mesh, range(3))
-    with Checkpoints(folder, mesh) as checkpoints:
+    with Checkpoints(folder / "checkpoints", mesh) as checkpoints:
         checkpoints.save(3, parts_of(model, optimizer))
     train(model, optimizer, mesh, range(3, 6))
-    return {key: each.cpu() for key, each in whole(model).items()}
+    export_state(model, folder / "end", mesh)
+    return load_file(folder / "end")
 
 
 def load_and_go_on(folder, axes, shard_weights, device="cpu"):
     mesh = hs.init(**axes, device=device)
-    model, optimizer = resumed(folder, mesh, torch.float64, shard_weights)
+    model, optimizer = resumed(folder / "checkpoints", mesh, torch.float64, shard_weights)
     train(model, optimizer, mesh, range(3, 6))
-    return {key: each.cpu() for key, each in whole(model).items()}
+    export_state(model, folder / "end", mesh)
+    return load_file(folder / "end")
 
 
 ONE, HALVES = ({"sample": 1}, False), ({"depth": 2}, False)

@@ -335,7 +335,7 @@ def some_settings(table):
 CONFIGS = st.fixed_dictionaries({table: some_settings(table) for table in tables()})
 
 
-@hypothesis_settings(max_examples=40, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 @given(CONFIGS)
 def test_what_is_written_reads_back_to_the_same(parts):
     config = Config(**parts)

@@ -91,6 +91,14 @@ def test_regression_scores_have_names():
         task.loss(slab(seeded(4, 3)), batch_of(seeded(4, 3)))
 
 
+def test_predictions_that_are_no_numbers_are_not_hidden_by_others():
+    output = seeded(6, 2)
+    output[0, 1] = math.nan
+    scores = evaluated(make_task(TaskConfig()), [(slab(output), batch_of(seeded(6, 2)))])
+    assert all(math.isnan(scores[key]) for key in ("loss", "mse", "mae", "r2", "r2/1"))
+    assert np.isfinite([scores["mse/0"], scores["r2/0"]]).all()
+
+
 def test_classes_are_scored_by_weight():
     logits = torch.tensor([[2.0, 0], [0, 1], [3, 0], [0, 5]])
     labels, weight = torch.tensor([0, 1, 1, -100]), torch.tensor([1.0, 2, 3, 9])
@@ -170,9 +178,9 @@ def test_weights_must_be_one_a_sample_and_one_a_class():
     task = make_task(TaskConfig(kind="segmentation", class_weights=[1, 2]))
     with pytest.raises(ConfigError, match="has 2 weights, and there are 3 classes"):
         task.loss(slab(seeded(2, 3, 4)), batch_of(torch.ones(2, 4).long()))
-    task = make_task(TaskConfig(class_weights=[1, 2]))
-    with pytest.raises(ConfigError, match="the task has no classes"):
-        task.loss(slab(seeded(4)), batch_of(seeded(4)))
+    for settings in ({}, {"kind": "segmentation", "loss": "dice"}, {"loss": "torch.nn:L1Loss"}):
+        with pytest.raises(ConfigError, match="has no use for them"):
+            make_task(TaskConfig(class_weights=[1, 2], **settings))
 
 
 def test_reconstruction_is_of_the_sample_itself():
@@ -221,29 +229,42 @@ KINDS = {
 }
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("axes", [{"sample": 2}, {"height": 2}, {"depth": 2}], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_are_the_same_on_any_mesh(kind, axes):
+def scores_on(mesh, kind):
+    """Of two batches, with weights."""
     output, target, dims = KINDS[kind]
-    task = make_task(TaskConfig(kind=kind))
-    mesh = hs.init(**axes, device="cpu")
-    one = hs.Mesh(Grid((1,) * 5), 0, mesh.device, None, mesh.timeout)
-    weight = seeded(5, seed=9).abs()
-    meter, alone = task.meter(), task.meter()
+    task, weight = make_task(TaskConfig(kind=kind)), seeded(5, seed=9).abs()
+    pairs = []
     for part in (slice(0, 3), slice(3, 5)):
         given = (None if target is None else target[part], weight[part])
         batch = batch_of(*given, x=X[part], axes=dims, mesh=mesh)
-        out = slab(output[part], mesh=mesh)
-        meter.add(out, batch, task.loss(out, batch))
-        batch = batch_of(*given, x=X[part], axes=dims, mesh=one)
-        out = slab(output[part], mesh=one)
-        alone.add(out, batch, task.loss(out, batch))
-    found, expected = meter.scores(), alone.scores()
-    assert found == pytest.approx(expected, rel=1e-6)
+        pairs.append((slab(output[part], mesh=mesh), batch))
+    return evaluated(task, pairs)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"height": 2}, {"depth": 2}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_the_same_on_any_mesh_and_rank(kind, axes):
+    mesh = hs.init(**axes, device="cpu")
+    alone = hs.Mesh(Grid((1,) * 5), 0, mesh.device, None, mesh.timeout)
+    found = scores_on(mesh, kind)
+    assert found == pytest.approx(scores_on(alone, kind), rel=1e-6)
     everywhere = [None] * 2
     torch.distributed.all_gather_object(everywhere, found)
     assert everywhere[0] == everywhere[1]
+
+
+def scores_on_gpu(kind, axes):
+    return scores_on(hs.init(**axes, device="cuda"), kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("axes", [{"sample": 1}, {"sample": 2}, {"height": 2}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_on_a_gpu_are_those_of_a_cpu(kind, axes, team_of):
+    expected = scores_on(hs.init(device="cpu"), kind)
+    for found in team_of(max(axes.values())).run(scores_on_gpu, kind, axes):
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.ranks(2)

@@ -19,12 +19,15 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import click
 
 from hyperslab.cli.local_ranks import Ending, Outcome
 from hyperslab.errors import CommError, HyperslabError
@@ -34,6 +37,10 @@ if TYPE_CHECKING:  # it loads torch
 
 FOLDER = "HYPERSLAB_ERRORS"
 """The environment variable with the folder in which ranks leave their errors."""
+
+STAY_SECONDS = 2.0
+"""How long ranks stay after an error: many a launcher kills the others when the first is gone, and
+the one that is to tell may not have told yet."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class RankError:
 
 
 def begin_rank() -> None:
-    """Lets a rank that ``local_ranks`` started be interrupted without a word, till it can stop well."""
+    """Lets a rank of ``local_ranks`` die of SIGINT without a word, until it can stop well."""
     if FOLDER in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -67,9 +74,12 @@ def told_once(launch: Launch, *, with_traceback: bool) -> Iterator[None]:
         if folder := os.environ.get(FOLDER):
             _leave(error, launch.rank, Path(folder), with_traceback)
             raise SystemExit(1) from error
-        if isinstance(error, HyperslabError) and not with_traceback and not _speaks(error, launch):
-            raise SystemExit(1) from error
-        raise
+        if launch.num_ranks == 1 or with_traceback or not isinstance(error, HyperslabError):
+            raise
+        if _speaks(error, launch):
+            click.echo(f"Error: {_one_line(error)}", err=True)
+        time.sleep(STAY_SECONDS)
+        raise SystemExit(1) from error
 
 
 def read_errors(folder: Path) -> list[RankError]:
@@ -96,7 +106,7 @@ def first_cause(outcome: Outcome, errors: Sequence[RankError]) -> str:
         return _told(own, num_ranks=len(outcome.endings))
     if silent:
         return f"{silent[0]}{_guess(silent[0])}"
-    return _told(errors, num_ranks=len(outcome.endings))
+    return errors[0].text
 
 
 def _told(errors: Sequence[RankError], num_ranks: int) -> str:
@@ -117,7 +127,7 @@ def _guess(ending: Ending) -> str:
 
 def _leave(error: Exception, rank: int, folder: Path, with_traceback: bool) -> None:
     on_purpose = isinstance(error, HyperslabError)
-    text = " ".join(str(error).split())
+    text = _one_line(error)
     if with_traceback or not on_purpose:
         text = "".join(traceback.format_exception(error)).rstrip()
     left = RankError(rank, text, on_purpose, isinstance(error, CommError))
@@ -126,11 +136,13 @@ def _leave(error: Exception, rank: int, folder: Path, with_traceback: bool) -> N
     partial.rename(folder / f"rank{rank}.json")
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
 def _speaks(error: HyperslabError, launch: Launch) -> bool:
-    if launch.num_ranks == 1:
-        return True
     from hyperslab.comm.spokesman import have_met, speaks
 
     if not have_met():
         return launch.local_rank == 0
-    return speaks(launch.rank, launch.num_ranks, error)
+    return speaks(launch.rank, error)

@@ -355,7 +355,16 @@ def _augmentation(kind: str | None, dataset: Dataset) -> Augmentation | None:
     if kind is None:
         return None
     named = zip(dataset.spec.axes.names, dataset.shape, strict=True)
-    return Augmentation(kind, tuple(extent for name, extent in named if name != "C"))
+    extents = tuple(extent for name, extent in named if name != "C")
+    for spec in dataset.arrays.values():
+        is_map = len(spec.shape) >= len(extents) > 1
+        if is_map and not spec.is_cut and spec.name != dataset.stats:
+            raise ConfigError(
+                f"augment={kind!r} turns the sample, but not {spec.name!r} of {spec.shape}, which "
+                f"looks like a map on another grid than the sample's {extents}: leave out augment, "
+                "or give the map the sample's extents"
+            )
+    return Augmentation(kind, extents)
 
 
 def _checked_normalize(how: str | Normalize | None, dataset: Dataset) -> Normalize:

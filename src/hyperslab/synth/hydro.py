@@ -72,7 +72,7 @@ def make_tangling(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """``CHANNELS`` of ``size`` x ``size`` cells, and how many will be tangled.
 
-    The latter is the fraction of each block of ``block`` x ``block`` cells that were tangled within
+    The latter is the fraction of each block of ``block`` x ``block`` cells that are tangled within
     1, 2, 3 and 4 steps from now.
     """
     flow, rest = draw_flow(rng), QuadMesh.at_rest(size, rng)

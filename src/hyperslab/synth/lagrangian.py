@@ -35,27 +35,28 @@ class Eddy:
 
     def move(self, points: Points, time: float) -> None:
         """Moves points along with it: exactly where it only turns."""
-        for part, offset, fading in self._near(points):
-            part += offset * (np.exp(self.rate * time * fading) - 1)
+        box, offset, fading = self._near(points)
+        points[box] += offset * (np.exp(self.rate * time * fading) - 1)
 
     def add_velocity(self, points: Points, velocity: Points) -> None:
-        for part, offset, fading in self._near(points, velocity):
-            part += self.rate * offset * fading
+        box, offset, fading = self._near(points)
+        velocity[box] += self.rate * offset * fading
 
-    def _near(
-        self, points: Points, of: Points | None = None
-    ) -> list[tuple[Points, Points, Values]]:
-        """The part of an array (``points`` or ``of``) near the centre, with offset and strength."""
+    def _near(self, points: Points) -> tuple[tuple[slice, slice], Points, Values]:
+        """Where in the array points near the centre are, their offset from it, and its strength."""
         reach = REACH * self.radius
         is_near = np.abs(points.real - self.centre.real) < reach
         is_near &= np.abs(points.imag - self.centre.imag) < reach
-        rows, columns = (np.flatnonzero(is_near.any(axis)) for axis in (1, 0))
-        if not len(rows):
-            return []
-        box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+        box = _extent(is_near, axis=0), _extent(is_near, axis=1)
         offset = points[box] - self.centre
         rest = np.maximum(0, 1 - (offset.real**2 + offset.imag**2) / reach**2)
-        return [((points if of is None else of)[box], offset, (rest * rest) ** 2)]
+        return box, offset, (rest * rest) ** 2
+
+
+def _extent(is_near: NDArray[np.bool_], axis: int) -> slice:
+    """The rows or columns in which any is."""
+    places = np.flatnonzero(is_near.any(axis=1 - axis))
+    return slice(places[0], places[-1] + 1) if len(places) else slice(0)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ Flow: TypeAlias = tuple[Eddy | ShearLayer, ...]
 
 
 def draw_flow(rng: np.random.Generator) -> Flow:
-    """Eddies of many sizes, gathered where the flow is wild, and up to two layers."""
+    """Eddies of many sizes and strengths, and up to two layers."""
     layers = [
         ShearLayer(
             _place(rng), np.exp(2j * np.pi * rng.random()), rng.uniform(0.3, 1), rng.normal(0, 0.2)

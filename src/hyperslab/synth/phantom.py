@@ -81,9 +81,9 @@ def draw_body(rng: np.random.Generator) -> list[Tissue]:
         for side in (-0.42, 0.42)
     ]
     spine = Ellipsoid.draw(middle + _near(rng, 0, 0.55, 0), (1.3, 0.09, 0.1), rng, 0.02)
-    fat, muscle, bone = rng.uniform(0.75, 1), rng.uniform(0.4, 0.5), rng.uniform(0.2, 0.6)
-    organs = [rng.uniform(0.5, 0.65), rng.uniform(0.5, 0.75)]
-    lesion = organs[0] + rng.choice([-1, 1]) * rng.uniform(0.12, 0.25)
+    fat, muscle, bone = rng.uniform(0.8, 1), rng.uniform(0.33, 0.43), rng.uniform(0.15, 0.6)
+    organs = [rng.uniform(0.52, 0.65), rng.uniform(0.6, 0.85)]
+    lesion = organs[0] + rng.choice([-1, 1]) * rng.uniform(0.15, 0.3)
     hosts = [liver, liver, kidneys[0], kidneys[1]]
     return [
         Tissue(body, fat, 0.05),

@@ -34,7 +34,10 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str]) -> list[st
     return chosen
 
 
-def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], ...]:
+Context = AbstractContextManager[None]
+
+
+def _contexts(module: nn.Module) -> tuple[Context, Context]:
     """What the forward pass runs in, and what it runs in when it is repeated."""
     return nullcontext(), _own_buffers(module)
 

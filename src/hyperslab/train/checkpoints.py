@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -19,8 +17,10 @@ from torch.optim import Optimizer
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel
-from hyperslab.errors import CommError, ConfigError, FormatError, HyperslabError
-from hyperslab.io.partial import WriteError, explained_writing, make_folder
+from hyperslab.comm.together import ask_first, do_on_first, do_together
+from hyperslab.errors import ConfigError, FormatError, HyperslabError
+from hyperslab.io.partial import explained_writing
+from hyperslab.train import checkpoint_shelf as shelf
 from hyperslab.train.checkpoint_folder import (
     FileSum,
     Manifest,
@@ -28,20 +28,13 @@ from hyperslab.train.checkpoint_folder import (
     read_manifest,
     read_tensors,
     sum_files,
-    sync_folder,
-    write_manifest,
     write_tensors,
 )
 from hyperslab.train.parts import Parts, destinations, load_state, state_of
 from hyperslab.train.state_tree import Tree, put_together, take_apart
 
-Result = TypeVar("Result")
-
 VALUES = "values"
 """The part that ``load`` returns."""
-
-PARTIAL, REPLACED = ".partial", ".replaced"
-"""Endings of folders that are no checkpoints: not yet, or no longer."""
 
 
 class Checkpoints:
@@ -57,12 +50,12 @@ class Checkpoints:
         if keep < 1:
             raise ConfigError(f"at least 1 checkpoint must be kept, got keep={keep}")
         self._folder, self._mesh, self._keep = folder, mesh, keep
-        self._channel = SideChannel(mesh, "writing a checkpoint")
+        self._channel = SideChannel(mesh, "working on checkpoints")
         self._writer: threading.Thread | None = None
         self._error: HyperslabError | None = None
         self._best: int | None = None
         """The step that was said to be the best, and stays it when it is saved again."""
-        self._on_first(lambda: _make_ready(folder))
+        do_on_first(lambda: shelf.make_ready(folder), self._channel)
 
     # Writing
 
@@ -128,7 +121,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of all checkpoints, in order."""
         self.wait()
-        return self._told_by_first(lambda: [*find_checkpoints(self._folder)])
+        return [*ask_first(self._find_all, self._channel)]
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint, if there is one."""
@@ -139,7 +132,7 @@ class Checkpoints:
         latest = self.latest()
         if latest is None:
             return None
-        return self._told_by_first(lambda: _best(find_checkpoints(self._folder), until=latest))
+        return ask_first(lambda: shelf.best_of(self._find_all(), until=latest), self._channel)
 
     def load(self, parts: Parts, step: int | None = None) -> dict[str, Any]:
         """Gives ``parts`` the state they had at ``step``, or at the newest; returns the values.
@@ -151,31 +144,33 @@ class Checkpoints:
         that does not fit is a ``ConfigError``. ``parts`` may have changed by then.
         """
         folder = self._find(step)
-        manifest = self._together(lambda: self._checked(folder))
+        manifest = do_together(lambda: self._checked(folder), self._channel)
         wanted = {name: part for name, part in parts.items() if name != VALUES} | {VALUES: None}
-        trees = self._together(lambda: _trees(manifest, wanted, folder))
+        trees = do_together(lambda: _trees(manifest, wanted, folder), self._channel)
         tensors: dict[str, Tensor] = {}
         for name, tree in trees.items():
-            tensors |= self._together(partial(destinations, wanted[name], tree, parts))
+            tensors |= do_together(partial(destinations, wanted[name], tree, parts), self._channel)
         with contact("reading a checkpoint", self._mesh):
             read_tensors(tensors, folder, self._channel.group)
         states = {name: put_together(tree, tensors) for name, tree in trees.items()}
         values = states.pop(VALUES, {})
         self._best = manifest.step if manifest.is_best else None
         for name, state in states.items():
-            self._together(partial(load_state, parts[name], state, parts))
+            do_together(partial(load_state, parts[name], state, parts), self._channel)
         return dict(values)
 
+    def _find_all(self) -> dict[int, Path]:
+        return shelf.find_checkpoints(self._folder)
+
     def _find(self, step: int | None) -> Path:
-        steps = self.steps()
-        if not steps:
+        self.wait()
+        found = ask_first(self._find_all, self._channel)
+        if not found:
             raise FormatError(f"there is no checkpoint in {self._folder}")
-        if step is not None and step not in steps:
-            shown = ", ".join(map(str, steps))
+        if step is not None and step not in found:
+            shown = ", ".join(map(str, found))
             raise ConfigError(f"there is no checkpoint of step {step} in {self._folder}: {shown}")
-        return self._told_by_first(
-            lambda: find_checkpoints(self._folder)[max(steps) if step is None else step]
-        )
+        return found[max(found) if step is None else step]
 
     def _checked(self, folder: Path) -> Manifest:
         """What the checkpoint holds; each rank looks whether some of its files are as written."""
@@ -188,69 +183,31 @@ class Checkpoints:
 
     def _write(self, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
         """Writes a checkpoint; what goes wrong is raised by the next call, on all ranks alike."""
-        target = self._folder / f"step_{manifest.step:08d}"
-        beside = target.with_name(target.name + PARTIAL)
+        folder = self._folder / f"step_{manifest.step:08d}"
         try:
-            self._on_first(lambda: _begin(beside))
+            beside = ask_first(lambda: shelf.begin(self._folder, manifest.step), self._channel)
             files = self._write_files(tensors, beside)
-            self._on_first(lambda: _finish(manifest, files, beside, target))
-            self._on_first(lambda: _remove_old(self._folder, manifest.step, self._keep))
-        except HyperslabError as error:
-            self._error = type(error)(f"the checkpoint {target} was not written: {error}")
+            do_on_first(lambda: shelf.finish(manifest, files, beside), self._channel)
+            do_on_first(
+                lambda: shelf.remove_old(self._folder, manifest.step, self._keep), self._channel
+            )
+        except Exception as error:  # noqa: BLE001 - none may get lost with its thread
+            kind = type(error) if isinstance(error, HyperslabError) else FormatError
+            self._error = kind(f"the checkpoint {folder} was not written: {error}")
             if self._mesh.rank == 0:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(folder.with_suffix(shelf.PARTIAL), ignore_errors=True)
 
     def _write_files(self, tensors: Mapping[str, Tensor], folder: Path) -> dict[str, FileSum]:
         """The files that all ranks wrote, by name."""
         with contact("writing a checkpoint", self._mesh), explained_writing(folder):
             write_tensors(tensors, folder, self._channel.group)
         names = [f"__{self._mesh.rank}_*", *([".metadata"] if self._mesh.rank == 0 else [])]
-        own = self._together(
-            lambda: sum_files(path for name in names for path in folder.glob(name))
+        own = do_together(
+            lambda: sum_files(path for name in names for path in folder.glob(name)), self._channel
         )
         return {
             name: each for theirs in self._channel.tell_all(own) for name, each in theirs.items()
         }
-
-    # Ranks that do the same, or fail alike
-
-    def _on_first(self, call: Callable[[], Result]) -> None:
-        """Runs ``call`` on rank 0; its error is raised on all ranks."""
-        self._together(call if self._mesh.rank == 0 else lambda: None)
-
-    def _told_by_first(self, call: Callable[[], Result]) -> Result:
-        """What ``call`` returns on rank 0."""
-        result: list[Result] = []
-        self._on_first(lambda: result.append(call()))
-        return self._channel.tell_all(result)[0][0]
-
-    def _together(self, call: Callable[[], Result]) -> Result:
-        """What ``call`` returns; an error that it raises on one rank is raised on all of them."""
-        result, fault, cause = _attempt(call)
-        faults = [each for each in self._channel.tell_all(fault) if each]
-        if faults:
-            raise faults[0].kind(faults[0].words) from cause
-        return cast(Result, result)
-
-
-class _Fault(NamedTuple):
-    """An error as it travels between ranks."""
-
-    kind: type[HyperslabError]
-    words: str
-
-
-def _attempt(
-    call: Callable[[], Result],
-) -> tuple[Result | None, _Fault | None, Exception | None]:
-    try:
-        return call(), None, None
-    except HyperslabError as error:
-        return None, _Fault(type(error), str(error)), error
-    except OSError as error:
-        return None, _Fault(WriteError, f"{error.filename}: {error.strerror}"), error
-    except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
-        return None, _Fault(CommError, f"{type(error).__name__}: {error}"), error
 
 
 def _share(tensors: Mapping[str, Tensor], shared: set[str], mesh: Mesh) -> dict[str, Tensor]:
@@ -280,79 +237,3 @@ def _trees(manifest: Manifest, wanted: Parts, folder: Path) -> dict[str, Tree]:
             there = ", ".join(manifest.trees)
             raise ConfigError(f"{folder} holds no {name!r}: it holds {there}")
     return {name: manifest.trees[name] for name in wanted if name in manifest.trees}
-
-
-# The folder, as rank 0 sees and changes it
-
-
-def find_checkpoints(folder: Path) -> dict[int, Path]:
-    """The checkpoints in ``folder``, by step, in order."""
-    try:
-        named = [(re.fullmatch(r"step_(\d+)", path.name), path) for path in folder.iterdir()]
-    except OSError as error:
-        raise FormatError(f"{folder} cannot be read: {error.strerror}") from error
-    return dict(sorted((int(match[1]), path) for match, path in named if match))
-
-
-def _best(found: Mapping[int, Path], until: int) -> int | None:
-    for step in sorted((step for step in found if step <= until), reverse=True):
-        try:
-            if read_manifest(found[step]).is_best:
-                return step
-        except FormatError:  # damaged, so not to be used
-            continue
-    return None
-
-
-def _make_ready(folder: Path) -> None:
-    """Makes the folder, or undoes a replacement that was cut short between its two steps."""
-    make_folder(folder)
-    for old in folder.glob(f"step_*{REPLACED}"):
-        if not (name := old.with_name(old.name.removesuffix(REPLACED))).exists():
-            old.rename(name)
-
-
-def _begin(beside: Path) -> None:
-    with explained_writing(beside):
-        if beside.exists():
-            shutil.rmtree(beside)
-        beside.mkdir()
-
-
-def _finish(manifest: Manifest, files: Mapping[str, FileSum], beside: Path, target: Path) -> None:
-    """Gives the checkpoint its name; one of the same step that has it makes way."""
-    _check_all_seen(files, beside)
-    write_manifest(replace(manifest, files=files), beside)
-    replaced = target.with_name(target.name + REPLACED)
-    with explained_writing(target):
-        sync_folder(beside)
-        if target.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-        beside.rename(target)
-        sync_folder(target.parent)
-
-
-def _check_all_seen(files: Mapping[str, FileSum], beside: Path) -> None:
-    """Raises if rank 0 does not see the files of the others: a folder on each node's own disk."""
-    for name, file in files.items():
-        path = beside / name
-        if not path.exists() or path.stat().st_size != file.nbytes:
-            raise WriteError(
-                f"rank 0 does not see {path} of {file.nbytes} bytes, which another rank has "
-                "written: choose a run folder on a file system that all nodes share"
-            )
-
-
-def _remove_old(folder: Path, newest: int, keep: int) -> None:
-    """Leaves the newest ``keep`` up to the one just written, and the best as each knows it."""
-    found = find_checkpoints(folder)
-    latest = [step for step in found if step <= newest][-keep:]
-    kept = {*latest, *(_best(found, until=step) for step in latest)}
-    for path in folder.glob("step_*"):
-        if path.suffix in (PARTIAL, REPLACED):
-            shutil.rmtree(path, ignore_errors=True)
-    for step, path in found.items():
-        if step not in kept:
-            gone = path.rename(path.with_name(path.name + PARTIAL))  # no half may look whole
-            shutil.rmtree(gone, ignore_errors=True)

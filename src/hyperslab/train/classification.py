@@ -32,6 +32,7 @@ from hyperslab.train.task import Meter, Task
 class Classification(Task):
     losses = CLASS_LOSSES
     best_by = "accuracy"
+    has_classes = True
 
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         output, target = fit_labels(output, target, loss=self.loss_name)
@@ -42,9 +43,6 @@ class Classification(Task):
             )
         check_names(self.names, num_classes(output), "classes")
         return output, target
-
-    def num_classes(self, output: Values) -> int:
-        return num_classes(output)
 
     def prediction(self, output: Values) -> Values:
         return predicted_classes(output)

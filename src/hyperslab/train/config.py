@@ -54,7 +54,7 @@ class DataConfig:
     """Of the format, such as ``dtype`` and ``shape`` of raw files."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Targets that lie in files of their own: patterns by name, such as ``label = "labels/*.nii"``."""
+    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``."""
 
     tile: Sequence[int] | int | None = None
     """Cuts every sample into tiles of these spatial extents, each a sample of its own."""
@@ -139,7 +139,7 @@ class TaskConfig:
     """Of the numbers or classes, for tables and figures."""
 
     loss: str | None = None
-    """A name of ``hyperslab.train.LOSSES``, or a function of yours, ``module:function``, of output
+    """A name of ``hyperslab.train.losses.LOSSES``, or a function of yours, ``module:function``, of output
     and target; left out, the usual one: ``mse``, or ``cross_entropy``."""
 
     target: str | None = None

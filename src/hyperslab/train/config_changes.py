@@ -71,7 +71,7 @@ class Change:
         """As TOML has it, else the bare word."""
         try:
             content = tomllib.loads(f"value = {self.raw}")
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             if self.raw[0] in "\"'{" or (self.raw[0] == "[" and self.raw[-1] == "]"):
                 raise ConfigError(
                     f"{self.origin}: {self.raw} is not a TOML value ({error}): strings in lists "
@@ -107,7 +107,7 @@ def _key_path(key: str) -> tuple[str, ...]:
     """The parts of a dotted key, or none if it is not one."""
     try:
         content: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return ()
     path = []
     while isinstance(content, dict):

@@ -10,6 +10,7 @@ import torch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io import Dataset, open as open_files
+from hyperslab.io.opening import find_files
 from hyperslab.io.schedule import permutation
 from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
@@ -68,12 +69,13 @@ def _opened(data: DataConfig, files: Any, config: Config) -> Dataset:
     names = ("preset", "sample", "target", "axes", "stats", "format")
     given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
     try:
-        found = open_files(files, **given, **data.options)
-        others = {name: open_files(pattern) for name, pattern in data.beside.items()}
+        paths = find_files(files)
     except FormatError as error:
         if hint := hint_for(config):
             raise FormatError(f"{error}; {hint}") from error
         raise
+    found = open_files(paths, **given, **data.options)
+    others = {name: open_files(pattern) for name, pattern in data.beside.items()}
     return found.beside(**others) if others else found
 
 

@@ -26,7 +26,7 @@ def evaluate(
 
     Collective over all ranks, as is ``is_stopped``.
     """
-    meter, was_training = task.meter(), model.training
+    meter, modes = task.meter(), {part: part.training for part in model.modules()}
     model.eval()
     try:
         with torch.no_grad():
@@ -39,5 +39,6 @@ def evaluate(
                 if is_stopped():
                     return None
     finally:
-        model.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
     return meter

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hyperslab.comm.agree import agree
-from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.whole import gather_whole
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import partial_file
 from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
-from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.checkpoint_shelf import find_checkpoints
 from hyperslab.train.config import ModelConfig
 from hyperslab.train.parts import empties
 from hyperslab.train.read_config import read_config
@@ -35,12 +34,8 @@ def export_state(
     """
     state, error = model.state_dict(), None
     _check_tensors(state)
-    whole: dict[str, Tensor] = {}
-    for key, each in state.items():
-        with contact("gathering the weights", mesh):
-            gathered = each.full_tensor() if isinstance(each, DTensor) else each
-        if mesh.rank == 0:
-            whole[key] = gathered.detach().cpu()
+    gathered = {key: gather_whole(each, mesh) for key, each in state.items()}
+    whole = {key: each for key, each in gathered.items() if each is not None}
     try:
         if mesh.rank == 0:
             write_weights(whole, path, config)
@@ -64,6 +59,8 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
     config = read_config(str(run_folder), []).model
     manifest = read_manifest(found[step])
     check_files(found[step], manifest.files)
+    if "model" not in manifest.trees:
+        raise FormatError(f"{found[step]} holds no model: it holds {', '.join(manifest.trees)}")
     tree = manifest.trees["model"]
     tensors = empties(tree)
     read_tensors(tensors, found[step], None)

@@ -32,6 +32,7 @@ def draw_curves(log: Path, folder: Path) -> list[Path]:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     _draw_losses(upper, steps, [line for line in lines if line.get("kind") == "scores"])
     lower.plot(*_points(steps, "lr"), color=GREEN, linewidth=1.6)
+    lower.set_ylim(bottom=0)
     lower.set_ylabel("learning rate")
     lower.set_xlabel("step")
     lower.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))

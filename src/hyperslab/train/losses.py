@@ -117,11 +117,13 @@ LOSSES: Mapping[str, Loss] = {
     "dice_cross_entropy": _both(dice, cross_entropy),
     "dice_bce": _both(dice, bce),
 }
-"""``bce`` takes logits; class weights count in the entropies alone, Dice balances by itself."""
+"""``bce`` takes logits. Class weights count in entropies; Dice balances classes by itself."""
 
 VALUE_LOSSES = ("mse", "l1", "huber", "smooth_l1", "bce")
 CLASS_LOSSES = ("cross_entropy", "bce")
 MAP_LOSSES = (*CLASS_LOSSES, "dice", "dice_cross_entropy", "dice_bce")
+ENTROPIES = tuple(name for name in MAP_LOSSES if name != "dice")
+"""Those in which classes can have weights."""
 
 
 def check_loss(name: str, kind: str, choices: tuple[str, ...]) -> None:

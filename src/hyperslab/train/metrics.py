@@ -93,6 +93,13 @@ class Errors:
         known = self.spread > SAME * self.weight * self.mean**2
         return np.where(known, 1 - self.squared / np.where(known, self.spread, 1), math.nan)
 
+    def means(self) -> dict[str, float]:
+        """Over all numbers; R2's over those that have one, if predictions are numbers at all."""
+        if not self.absolute.size:
+            return dict.fromkeys(("mae", "mse", "r2"), math.nan)
+        mae, mse = float(self.mae.mean()), float(self.mse.mean())
+        return {"mae": mae, "mse": mse, "r2": math.nan if math.isnan(mse) else mean_of(self.r2)}
+
 
 def _sums(each: Values, weight: Values | None) -> Floats:
     """The sum of each number over samples, by their weights, and cells, in float64."""

@@ -1,4 +1,4 @@
-"""What users name in a configuration: classes and functions of ours, or of their own."""
+"""Classes and functions of the user's own, named in a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
@@ -15,20 +15,17 @@ from typing import Any
 from hyperslab.errors import ConfigError
 
 
-def find_named(
-    text: str, what: str, known: Mapping[str, Callable[..., Any]] | None = None
-) -> Callable[..., Any]:
+def find_named(text: str, what: str) -> Callable[..., Any]:
     """The class or function that ``text`` names: ``package.module:Name`` or ``path/file.py:Name``.
 
-    Names of ``known`` need no module. Modules are also looked for in the current folder, and those
-    that a file imports beside it. ``what`` is the setting, for errors.
+    Modules are also looked for in the current folder, and those that a file imports beside it.
+    ``what`` is the setting, for errors.
     """
-    known = known or {}
-    if text in known:
-        return known[text]
     place, colon, name = text.rpartition(":")
     if not (place and colon and name):
-        raise ConfigError(_unknown(text, what, known))
+        raise ConfigError(
+            f"{what} = {text!r} is not understood: write module:Name or path/to/file.py:Name"
+        )
     try:
         module = _file(Path(place)) if place.endswith(".py") else _module(place)
     except (Exception, SystemExit) as error:
@@ -45,18 +42,9 @@ def find_named(
     return found  # type: ignore[no-any-return]
 
 
-def _unknown(text: str, what: str, known: Mapping[str, Any]) -> str:
-    yours = "one of yours as module:Name or path/to/file.py:Name"
-    if not known:
-        return f"{what} = {text!r} is not understood: write {yours}"
-    near = get_close_matches(text, known, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{what} = {text!r} is unknown: {hint}there are {', '.join(known)}, or write {yours}"
-
-
 def _near(name: str, where: object) -> str:
-    public = [each for each in vars(where) if not each.startswith("_")] if vars(where) else []
-    near = get_close_matches(name, public, 1)
+    public = [each for each in dir(where) if not each.startswith("_")]
+    near = get_close_matches(name.rpartition(".")[2], public, 1)
     return f": did you mean {near[0]}?" if near else ""
 
 

@@ -117,8 +117,9 @@ def _load_named(optimizer: Optimizer, state: dict[str, Any], parts: Parts) -> No
 def _undo_casts(state: dict[str, Any], saved: Mapping[str, Any]) -> None:
     """Puts back what ``load_state_dict`` cast to the dtype of its weight."""
     for key, value in saved.items():
-        if isinstance(value, Tensor) and key != "step" and value.dtype != state[key].dtype:
-            state[key] = value.to(state[key].device)
+        cast = state.get(key)
+        if isinstance(value, Tensor) and isinstance(cast, Tensor) and cast.dtype != value.dtype:
+            state[key] = value.to(cast.device)
 
 
 def _weights(optimizer: Optimizer, parts: Parts) -> dict[str, Tensor]:

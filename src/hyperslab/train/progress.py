@@ -45,6 +45,7 @@ class TrainProgress:
         """The step that was told first, and when."""
         self._step = self._epoch = 0
         self._told: dict[str, str] = {}
+        self._scores = ""
         self._shown_step, self._shown_at = 0, time.monotonic()
 
     def __enter__(self) -> Self:
@@ -86,7 +87,7 @@ class TrainProgress:
             self._told["pace"] = f"{samples_per_second:.3g} samples/s"
         if data_wait_share is not None:
             self._told["wait"] = f"data wait {data_wait_share:.0%}"
-        if now - self._shown_at > self._patience():
+        if now - self._shown_at > self._patience(is_report=loss is not None):
             self._show()
 
     def scores(self, part: str, scores: Mapping[str, float]) -> None:
@@ -94,8 +95,11 @@ class TrainProgress:
         if self._file is None:
             return
         few = [f"{name} {value:.4g}" for name, value in scores.items() if "/" not in name]
-        self._told["scores"] = f"{part}: {', '.join(few[:MOST_SCORES])}"
-        self._show()
+        self._scores = f"{part}: {', '.join(few[:MOST_SCORES])}"
+        if self._bar is not None:
+            self._show()
+        else:
+            self._print(f"{self._where()}  {self._scores}")
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -104,21 +108,21 @@ class TrainProgress:
         else:
             self._print(text)
 
-    def _patience(self) -> float:
+    def _patience(self, *, is_report: bool) -> float:
         """The seconds to be silent after what was shown last."""
         if self._bar is not None:
             return BAR_SECONDS
         ends_epoch = self._steps_per_epoch and self._step % self._steps_per_epoch == 0
-        return EPOCH_SECONDS if ends_epoch else LINE_SECONDS
+        return EPOCH_SECONDS if ends_epoch and is_report else LINE_SECONDS
 
     def _show(self) -> None:
         self._shown_step, self._shown_at = self._step, time.monotonic()
+        numbers = [text for text in (*self._told.values(), self._eta()) if text]
         if self._bar is not None:
-            self._bar.tell(
-                self._step, self._where(), "  ".join([*self._told.values(), self._eta()])
-            )
+            lines = "  ".join(numbers) + f"\n{self._scores}".rstrip()
+            self._bar.tell(self._step, self._where(), lines)
         else:
-            self._print("  ".join([self._where(), *self._told.values(), self._eta()]).rstrip())
+            self._print("  ".join([self._where(), *numbers]))
 
     def _where(self) -> str:
         if not self._steps_per_epoch:
@@ -143,7 +147,7 @@ class TrainProgress:
 
 
 class _Bar(Progress):
-    """A bar, and a line of numbers below it."""
+    """A bar, and lines of numbers below it."""
 
     def __init__(self, file: TextIO, num_steps: int) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())

@@ -83,7 +83,7 @@ def _parsed(source: str) -> dict[str, Any]:
     shown = source if source in PRESETS else _file_of(source)
     try:
         return tomllib.loads(f"{text}\n")  # so that no error is at the very end, which has no line
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and that of a number with too many digits
         raise ConfigError(f"{shown}{_where(str(error))}") from error
     except RecursionError as error:
         raise ConfigError(f"{shown} is nested too deeply to be read") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from hyperslab.nn import Slab
 from hyperslab.train.batch import Batch
 from hyperslab.train.fitting import Values
-from hyperslab.train.metrics import Errors, mean_of
+from hyperslab.train.metrics import Errors
 from hyperslab.train.regression import Regression
 from hyperslab.train.slices import Picture, draw_pictures, pictures_of
 from hyperslab.train.task import Meter, Task
@@ -23,7 +23,7 @@ class Reconstruction(Regression):
 
 
 class ReconstructionMeter(Meter):
-    """MSE, and PSNR in dB: its peak is how far apart the largest and the least value are."""
+    """Errors, and PSNR in dB: its peak is how far apart the largest and the least value are."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -41,8 +41,8 @@ class ReconstructionMeter(Meter):
         self._pictures = inputs + pictures_of(output, "reconstructed", scales=inputs)
 
     def count(self) -> dict[str, float]:
-        mse = mean_of(self._errors.mse)
-        return {"mse": mse, "mae": mean_of(self._errors.mae), "psnr": self._psnr(mse)}
+        scores = self._errors.means()
+        return scores | {"psnr": self._psnr(scores["mse"])}
 
     def _psnr(self, mse: float) -> float:
         peak = self._high - self._low

@@ -11,7 +11,7 @@ from hyperslab.train.batch import Batch
 from hyperslab.train.figures import draw_predictions
 from hyperslab.train.fitting import Values, fit_values, the_tensor
 from hyperslab.train.losses import VALUE_LOSSES
-from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names, mean_of
+from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
 from hyperslab.train.slices import Picture, draw_pictures, pictures_of
 from hyperslab.train.task import Meter, Task
 
@@ -62,7 +62,7 @@ class RegressionMeter(Meter):
 
     def count(self) -> dict[str, float]:
         each = {"mae": self._errors.mae, "mse": self._errors.mse, "r2": self._errors.r2}
-        scores = {key: mean_of(values) for key, values in each.items()}
+        scores = self._errors.means()
         for key, values in each.items():
             scores |= by_name(key, values, self.names)
         return scores

@@ -59,7 +59,8 @@ class Outcome:
         for name in parts:
             table.add_column(name, justify="right")
         for key in dict.fromkeys(key for scores in parts.values() for key in scores):
-            table.add_row(key, *(f"{scores[key]:.4g}" for scores in parts.values()))
+            found = (scores.get(key) for scores in parts.values())
+            table.add_row(key, *("" if score is None else f"{score:.4g}" for score in found))
         return table
 
 
@@ -227,12 +228,17 @@ def _summary(trainer: Trainer, mesh: Mesh, folder: RunFolder, test: _Test) -> di
         "step": standing.step,
         "epoch": trainer.loader.epoch,
         "best_step": standing.best_step,
-        "scores": {part: found for part, found in scores.items() if found},
+        "scores": {part: _plain(found) for part, found in scores.items() if found},
         "figures": [str(path) for path in test.figures],
         "weights": None if test.signal else str(folder.weights),
         "mesh": mesh.grid.describe(),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
+
+
+def _plain(scores: dict[str, float]) -> dict[str, float | None]:
+    """Scores as JSON has them, which knows no NaN."""
+    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
 
 
 def _state(trainer: Trainer, signal: str | None) -> str:

@@ -19,14 +19,12 @@ from hyperslab.train.task import Meter, Task
 class Segmentation(Task):
     losses = MAP_LOSSES
     best_by = "iou"
+    has_classes = True
 
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         output, target = fit_labels(output, target, loss=self.loss_name)
         check_names(self.names, num_classes(output), "classes")
         return output, target
-
-    def num_classes(self, output: Values) -> int:
-        return num_classes(output)
 
     def prediction(self, output: Values) -> Values:
         return predicted_classes(output)

@@ -23,6 +23,9 @@ def take_apart(state: Any, path: str, tensors: dict[str, Tensor]) -> Tree:
 
     Floats, tuples and keys that are no text come back from ``put_together`` as they were. What
     neither JSON nor a tensor can hold is an error: nothing is pickled.
+
+    >>> take_apart({"lr": 0.1, "betas": (0.9, 0.99)}, "adam", {})
+    {'lr': 0.1, 'betas': {'$tuple': [0.9, 0.99]}}
     """
     if isinstance(state, Tensor):
         return _leaf(state, path, tensors)

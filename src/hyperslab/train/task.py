@@ -17,8 +17,8 @@ from hyperslab.errors import ConfigError
 from hyperslab.nn import Slab
 from hyperslab.train.batch import Batch
 from hyperslab.train.config import TaskConfig
-from hyperslab.train.fitting import Values, fit_weight
-from hyperslab.train.losses import LOSSES, OwnLoss, check_loss
+from hyperslab.train.fitting import Values, fit_weight, num_classes
+from hyperslab.train.losses import ENTROPIES, LOSSES, OwnLoss, check_loss
 from hyperslab.train.metrics import WeightedMean
 
 _log = logging.getLogger("hyperslab")
@@ -30,6 +30,7 @@ class Task(ABC):
     losses: ClassVar[tuple[str, ...]]
     """The names of those that suit it, the usual one first."""
     best_by: ClassVar[str]
+    has_classes: ClassVar[bool] = False
     higher_is_better: bool
 
     def __init__(self, config: TaskConfig) -> None:
@@ -38,6 +39,11 @@ class Task(ABC):
         self._own_loss = OwnLoss(self.loss_name) if ":" in self.loss_name else None
         if self._own_loss is None:
             check_loss(self.loss_name, config.kind, self.losses)
+        if config.class_weights and not (self.has_classes and self.loss_name in ENTROPIES):
+            raise ConfigError(
+                f"task.class_weights are given, but task.loss = {self.loss_name!r} of task.kind = "
+                f"{config.kind!r} has no use for them"
+            )
         self._class_weights = torch.tensor(config.class_weights, dtype=torch.float64)
         self.higher_is_better = self.score != "loss"
 
@@ -76,17 +82,10 @@ class Task(ABC):
     def meter(self) -> Meter:
         """A new one."""
 
-    def num_classes(self, output: Values) -> int | None:
-        """That fitted logits tell apart; None if they are numbers."""
-        return None
-
     def _class_weights_on(self, output: Values) -> Tensor | None:
         if not self._class_weights.numel():
             return None
-        num = self.num_classes(output)
-        if num is None:
-            raise ConfigError("task.class_weights are given, but the task has no classes")
-        if num != len(self._class_weights):
+        if (num := num_classes(output)) != len(self._class_weights):
             raise ConfigError(
                 f"task.class_weights has {len(self._class_weights)} weights, and there are {num} "
                 "classes: give one for each"

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from datetime import date, time
 
+from hyperslab.errors import ConfigError
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -36,5 +38,7 @@ def toml_key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
+    if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{text!a} is not text that can be written: use names in UTF-8")
     # The escapes of JSON are those of TOML, which allows no raw DEL either.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
