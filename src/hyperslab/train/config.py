@@ -139,8 +139,8 @@ class TaskConfig:
     """Of the numbers or classes, for tables and figures."""
 
     loss: str | None = None
-    """A name of ``hyperslab.train.losses.LOSSES``, or a function of yours, ``module:function``, of output
-    and target; left out, the usual one: ``mse``, or ``cross_entropy``."""
+    """A name of ``hyperslab.train.losses.LOSSES``, or a function of yours, ``module:function``, of
+    output and target; left out, the usual one: ``mse``, or ``cross_entropy``."""
 
     target: str | None = None
     """The array to learn; left out, the first target of the data."""
