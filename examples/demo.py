@@ -34,7 +34,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--size", type=int, default=64, help="of a universe")
-    parser.add_argument("--count", type=int, default=320, help="universes")
+    parser.add_argument("--count", type=int, default=450, help="universes")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0, help="of universes and training")
     parser.add_argument("--set", action="append", default=[], help="change a setting of demo.toml")

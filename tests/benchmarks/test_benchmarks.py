@@ -17,7 +17,7 @@ SMALL = {
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
     "read.py": ["--size", "16", "--rounds", "1"],
     "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
-    "stress.py": ["--count", "2"],
+    "stress.py": ["--count", "1"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
 ELSEWHERE = {"kill.py"}  # tests/train/test_kills.py

@@ -111,11 +111,6 @@ def test_the_example_of_the_page_runs_on_two_ranks():
 
 
 @pytest.fixture(scope="module")
-def findings():
-    return sweep()
-
-
-@pytest.fixture(scope="module")
 def record():
     record = recorded(PAGE.read_text())
     if record.version != torch.__version__.partition("+")[0]:
@@ -123,24 +118,20 @@ def record():
     return record
 
 
-def test_every_operator_is_right_or_refused(findings, capsys):
-    """Of each operator some samples; ``python -m hyperslab.testing.sweep --thorough`` takes all."""
+def test_every_operator_is_right_or_refused(capsys):
+    """Of each operator a few samples; ``python -m hyperslab.testing.sweep`` takes more."""
+    findings = sweep(effort=Effort(samples=4, trials=12))
     with capsys.disabled():
         print(f"\n{findings.summary()}")
     wrong = findings.of("wrong")
     assert not wrong, "\n".join(f"{trial}\n    {trial.why}" for trial in wrong)
 
 
-def test_no_fewer_are_right_than_were(findings, record):
-    assert len(findings.of("right")) >= record.num_right, findings.summary()
-
-
-def test_the_page_says_which(findings, record):
-    now = recorded(rendered(findings)).dims
-    changed = {
-        name: (record.dims.get(name), dims)
-        for name, dims in now.items()
-        if record.dims.get(name) != dims
-    }
-    changed |= {name: (dims, None) for name, dims in record.dims.items() if name not in now}
+def test_the_page_says_which(record):
+    """Some operators are tried as often as they were for the page."""
+    some = sorted(record.dims)[::12]
+    now = recorded(rendered(sweep(some))).dims
+    changed = {name: (record.dims[name], dims) for name, dims in now.items()}
+    changed = {name: pair for name, pair in changed.items() if len({*pair}) > 1}
+    assert now.keys() == {*some}
     assert not changed, "run: python -m hyperslab.testing.sweep --write docs/operators.md"

@@ -189,6 +189,8 @@ def test_a_folder_that_holds_a_run_is_not_written_to_unasked(files, straight):
         (["model.name=cosmoflo"], "cosmoflow"),
         (["task.kind=classification"], "the target of shape (2, 4)"),
         (["data.batch_size=3", "train.accumulate=2"], "cannot be cut into"),
+        (["train.shard_weights=true", "train.channels_last=true"], "train.channels_last = false"),
+        (["train.shard_weights=true", "optimizer.name=lamb"], "choose adam, adamw or sgd"),
         (["data.normalize={men = 1.0}"], "takes scale, log1p, mean, std and from_file"),
         (["data.tile=5"], "5"),
     ],

@@ -289,6 +289,16 @@ class Config:
                 f"data.batch_size = {self.data.batch_size} cannot be cut into train.accumulate = "
                 f"{self.train.accumulate} equal parts: choose a multiple"
             )
+        if self.train.shard_weights and self.train.channels_last:
+            raise ConfigError(
+                "train.shard_weights spreads only weights that lie in memory as usual: set "
+                "train.channels_last = false"
+            )
+        if self.train.shard_weights and self.optimizer.name == "lamb":
+            raise ConfigError(
+                "optimizer.name = 'lamb' needs the norms of whole weights, which "
+                "train.shard_weights cuts: choose adam, adamw or sgd, or keep weights whole"
+            )
 
 
 def _at_least(key: str, value: float | None, least: float) -> None:

@@ -39,8 +39,13 @@ def open_parts(config: Config) -> dict[str, Dataset]:
     return {name: parts[name] for name in PARTS if name in parts}
 
 
-def make_loader(part: Dataset, config: Config, mesh: Mesh, *, training: bool) -> Loader:
-    """The batches of one forward pass each: augmented and shuffled for training alone."""
+def make_loader(
+    part: Dataset, config: Config, mesh: Mesh, *, training: bool = False, once: bool = False
+) -> Loader:
+    """The batches of one forward pass each: augmented and shuffled for training alone.
+
+    What is read ``once`` is not kept in memory.
+    """
     data, micro_batch = config.data, config.data.batch_size // config.train.accumulate
     return Loader(
         part,
@@ -49,7 +54,7 @@ def make_loader(part: Dataset, config: Config, mesh: Mesh, *, training: bool) ->
         shuffle=data.shuffle if training else "none",
         augment=data.augment if training else None,
         drop_last=data.drop_last and training,
-        store=data.store,
+        store="none" if once else data.store,
         prefetch=data.prefetch,
         seed=config.train.seed,
         normalize=_normalize(data.normalize),

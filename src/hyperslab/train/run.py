@@ -159,9 +159,7 @@ def _trainer(
     loader = stack.enter_context(make_loader(parts["train"], config, mesh, training=True))
     validation = None
     if "validation" in parts:
-        validation = stack.enter_context(
-            make_loader(parts["validation"], config, mesh, training=False)
-        )
+        validation = stack.enter_context(make_loader(parts["validation"], config, mesh))
     steps_per_epoch = math.ceil(len(loader) / config.train.accumulate)
     num_steps = min(config.train.epochs * steps_per_epoch, config.train.steps or math.inf)
     return Trainer(
@@ -199,7 +197,7 @@ def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFo
     drawn: list[Path] = []
     if part is not None:
         trainer.progress.say(f"Evaluating on the {part} part ({len(parts[part])} samples)")
-        with make_loader(parts[part], config, mesh, training=False) as loader:
+        with make_loader(parts[part], config, mesh, once=True) as loader:
             meter = evaluate(
                 trainer.model,
                 loader,

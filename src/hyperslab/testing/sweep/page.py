@@ -163,15 +163,14 @@ class Record:
     """What a page says."""
 
     version: str
-    num_right: int
     dims: Mapping[str, str]
 
 
 def recorded(page: str) -> Record:
     """What the text of a page says."""
-    told = re.search(r"With torch (\S+): (\d+) right", page)
-    assert told, "the page does not say what was right when it was written"
-    return Record(told[1], int(told[2]), dict(_rows(page)))
+    told = re.search(r"With torch (\S+): ", page)
+    assert told, "the page does not say with which torch it was written"
+    return Record(told[1], dict(_rows(page)))
 
 
 def _rows(page: str) -> Iterator[tuple[str, str]]:
