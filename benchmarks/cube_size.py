@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 
 import hyperslab as hs
+from hyperslab.comm.launch import find_launch
 from hyperslab.models import CosmoFlow
 from hyperslab.synth import Universes, produce
 
@@ -197,6 +198,8 @@ def parse_arguments():
     parser.add_argument("--threads", type=int, help="that read and augment")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if (num_ranks := find_launch().num_ranks) > 1:
+        parser.error(f"this runs in one process, not in {num_ranks}: start it without a launcher")
     args.cubes = [int(cube) for cube in args.cubes.split(",")]
     if wrong := [cube for cube in args.cubes if args.size % cube]:
         parser.error(f"universes of {args.size} cannot be cut into cubes of {wrong[0]}")

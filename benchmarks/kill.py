@@ -5,8 +5,9 @@
 
 Every run is killed (a rank, or the process that started the ranks, with SIGKILL: while it starts,
 between steps, while it writes a checkpoint), then asked to stop by a signal to one rank, and each
-time resumed. After each blow nothing may be left running, the words must say what happened, the
-last checkpoint must load, and the next start must go on from there. In the end the weights must be
+time resumed. After each blow all must have ended within the time-out of the ranks and the grace of
+the process that started them, the words must say what happened, the last checkpoint must load, and
+the next start must go on from there. In the end the weights must be
 those of a run that nobody disturbed, to the bit. Exits with 1 if something is not so.
 """
 
@@ -31,6 +32,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 from torch import nn
 
+from hyperslab.cli import local_ranks
 from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
 from hyperslab.train.checkpoint_shelf import find_checkpoints
 from hyperslab.train.parts import empties
@@ -38,9 +40,11 @@ from hyperslab.train.parts import empties
 PARENT = "parent"
 MOMENTS = ("start", "step", "save")
 CAN_GO_ON = 75
-PATIENCE_SECONDS = 120
-GRACE_SECONDS = 60
-"""How long a run may take to end, beyond the time-out of its ranks, on a busy machine."""
+PATIENCE_SECONDS = 180
+"""For a whole run, on a busy machine."""
+GRACE_SECONDS = local_ranks.GRACE_SECONDS + local_ranks.KILL_SECONDS
+"""For the processes of a run to end after a blow, beyond the time-out of its ranks: what the one
+that started them gives those that are left."""
 
 CONFIG = """
 [model]
@@ -82,7 +86,8 @@ class Slow(nn.Module):
 class Run:
     """One start of ``hyperslab train`` on the run in ``folder``."""
 
-    def __init__(self, folder, *, resume=False):
+    def __init__(self, folder, num_ranks, *, resume=False):
+        self.num_ranks = num_ranks
         self.checkpoints = folder / "checkpoints"
         self.before = self.newest()
         self.begin = time.monotonic()
@@ -118,20 +123,21 @@ class Run:
         with suppress(ProcessLookupError):
             os.kill(pid, blow)
 
-    def end(self):
+    def end(self, seconds):
         """Waits until nothing of it is left; returns the exit code, or None if something is."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(PATIENCE_SECONDS)
-        until = time.monotonic() + GRACE_SECONDS
-        while any(map(is_running, self.ranks.values())) and time.monotonic() < until:
+        until = time.monotonic() + seconds
+        while (is_left := self._is_running()) and time.monotonic() < until:
             time.sleep(0.05)
-        code = self.process.poll()
-        if code is None or any(map(is_running, self.ranks.values())):
+        if is_left:
             for pid in [self.process.pid, *self.ranks.values()]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            self.process.wait()
             return None
-        return code
+        return self.process.returncode
+
+    def _is_running(self):
+        return self.process.poll() is None or any(map(is_running, self.ranks.values()))
 
     def words(self):
         self.output.seek(0)
@@ -157,8 +163,6 @@ class Run:
         self.ranks |= found
         return len(self.ranks) == self.num_ranks
 
-    num_ranks = 2
-
 
 def is_running(pid):
     try:
@@ -167,9 +171,9 @@ def is_running(pid):
         return False
 
 
-def disturb(folder, victim, moment, blow, delay, *, resume):
+def disturb(folder, num_ranks, timeout, victim, moment, blow, delay, *, resume):
     """Starts a run, strikes it, and tells what came of that, with all that is wrong."""
-    run = Run(folder, resume=resume)
+    run = Run(folder, num_ranks, resume=resume)
     run.wait_for(moment, delay)
     if run.process.poll() is None and victim != PARENT and victim not in run.ranks:
         run.wait_for("start", 0)
@@ -177,7 +181,7 @@ def disturb(folder, victim, moment, blow, delay, *, resume):
     struck = time.monotonic()
     if not had_ended:
         run.hit(victim, blow)
-    code = run.end()
+    code = run.end(timeout + GRACE_SECONDS)
     row = {
         "victim": victim if victim == PARENT else f"rank {victim}",
         "signal": signal.Signals(blow).name,
@@ -188,16 +192,17 @@ def disturb(folder, victim, moment, blow, delay, *, resume):
         "last checkpoint": run.newest(),
         "had ended": had_ended,
     }
-    row["wrong"] = [*faults(run, victim, blow, code, resume)]
+    if code is None:
+        row["wrong"] = [f"something was still running {timeout + GRACE_SECONDS:g} s after the blow"]
+    else:
+        row["wrong"] = [*faults(run, victim, blow, code, resume)]
     return row
 
 
 def faults(run, victim, blow, code, resume):
-    words = run.words()
-    if code is None:
-        yield f"something is still running after {PATIENCE_SECONDS} s"
-    elif code == 0:
+    if code == 0:
         return  # the blow came too late
+    words = run.words()
     expected = CAN_GO_ON if blow != signal.SIGKILL else -signal.SIGKILL if victim == PARENT else 1
     if code != expected:
         yield f"exit code {code}, not {expected}: {words[-500:]}"
@@ -229,10 +234,12 @@ def unreadable(checkpoints):
         yield f"{type(error).__name__}: {error}"
 
 
-def finish(folder, *, resume):
+def finish(folder, num_ranks, *, resume):
     """Lets a run go to its end; returns its weights, and what is wrong."""
-    run = Run(folder, resume=resume)
-    code = run.end()
+    run = Run(folder, num_ranks, resume=resume)
+    code = run.end(PATIENCE_SECONDS)
+    if code is None:
+        return {}, [f"not done after {PATIENCE_SECONDS} s: {run.words()[-500:]}"]
     if code != 0:
         return {}, [f"ended with exit code {code}: {run.words()[-500:]}"]
     return load_file(folder / "model.safetensors"), []
@@ -258,10 +265,10 @@ def prepare(folder, ranks, timeout):
     (folder / "run.toml").write_text(text)
 
 
-def stress(folder, seed, kills, per_run):
+def stress(folder, num_ranks, timeout, seed, kills, per_run):
     """Rows of a table: every blow, and the end of every run."""
     begin = time.monotonic()
-    expected, wrong = finish(folder / "undisturbed", resume=False)
+    expected, wrong = finish(folder / "undisturbed", num_ranks, resume=False)
     seconds = time.monotonic() - begin
     yield {"run": "undisturbed", "moment": "end", "wrong": wrong}
     if wrong:
@@ -270,11 +277,11 @@ def stress(folder, seed, kills, per_run):
     for number in range(-(-kills // per_run)):
         resume = False
         count = min(per_run, kills - number * per_run)
-        for blow in draw_blows(chance, count, Run.num_ranks, seconds / 2):
-            row = disturb(folder / f"run{number}", *blow, resume=resume)
+        for blow in draw_blows(chance, count, num_ranks, seconds / 2):
+            row = disturb(folder / f"run{number}", num_ranks, timeout, *blow, resume=resume)
             yield {"run": number, **row}
             resume = (folder / f"run{number}" / "config.toml").exists()
-        found, wrong = finish(folder / f"run{number}", resume=resume)
+        found, wrong = finish(folder / f"run{number}", num_ranks, resume=resume)
         different = [key for key, each in expected.items() if not same(found.get(key), each)]
         if different and not wrong:
             wrong = [f"{', '.join(different)} differ from those of the undisturbed run"]
@@ -288,16 +295,15 @@ def same(mine, other):
 @click.command(help=__doc__)
 @click.option("--kills", default=30, show_default=True, help="How many, over all runs.")
 @click.option("--per-run", default=3, show_default=True, help="How many in one run.")
-@click.option("--ranks", default=2, show_default=True, help="Of each run.")
+@click.option("--ranks", default=2, show_default=True, type=click.IntRange(2), help="Of each run.")
 @click.option("--timeout", default=20.0, show_default=True, help="Of the ranks, in seconds.")
 @click.option("--seed", default=0, show_default=True, help="Of victims and moments.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON rather than a table.")
 def main(kills, per_run, ranks, timeout, seed, as_json):
-    Run.num_ranks = ranks
     rows, console = [], Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="hyperslab-kill-") as name:
         prepare(Path(name), ranks, timeout)
-        for row in stress(Path(name), seed, kills, per_run):
+        for row in stress(Path(name), ranks, timeout, seed, kills, per_run):
             rows.append(row)
             console.print(" ".join(f"{key}={each}" for key, each in row.items()), highlight=False)
     if as_json:

@@ -37,17 +37,15 @@ def main():
     net = CosmoFlow(size, base_channels=options.channels, dropout=options.dropout, batch_norm=True)
     model = hs.parallelize(net, mesh)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
-    first = load_last(options.checkpoints, model, optimizer, train)
+    first = load_last(options.checkpoints, mesh, model, optimizer, train)
     autocast = torch.autocast(mesh.device.type, torch.bfloat16, enabled=options.bf16)
 
     with progress_bar(mesh) as bar:
         task = bar.add_task("", total=options.epochs * len(train), completed=first * len(train))
         for epoch in range(first, options.epochs):
-            torch.manual_seed(
-                epoch
-            )  # of dropout; so a run that was stopped goes on as it would have
+            torch.manual_seed(epoch)  # of dropout: a run that was stopped goes on as it would have
             for step, (x, y) in enumerate(train):
-                set_rate(optimizer, options, epoch + step / len(train))
+                set_rate(optimizer, options, epoch + step / len(train), 1 / len(train))
                 with autocast:
                     loss = F.mse_loss(model(x), y)
                 optimizer.zero_grad()
@@ -62,10 +60,14 @@ def main():
             print(f"R2 of {name:8} {r2:6.3f}  on {len(data['test'])} universes never seen")
 
 
-def set_rate(optimizer, options, epoch):
-    """The learning rate rises over the first epochs, then falls to 0, both along a line."""
-    rising = epoch / options.warmup_epochs if options.warmup_epochs else 1
-    falling = (options.epochs - epoch) / (options.epochs - options.warmup_epochs)
+def set_rate(optimizer, options, done, step):
+    """The learning rate rises over the first epochs, half of all at most, then falls, along lines.
+
+    ``done`` and the length of a ``step`` are in epochs.
+    """
+    warmup = min(options.warmup_epochs, options.epochs / 2)
+    rising = (done + step) / max(warmup, step)
+    falling = (options.epochs - done) / (options.epochs - warmup)
     for group in optimizer.param_groups:
         group["lr"] = options.lr * min(rising, falling, 1)
 
@@ -91,9 +93,12 @@ def save(folder, model, optimizer, loader):
     dcp.save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
 
-def load_last(folder, model, optimizer, loader):
+def load_last(folder, mesh, model, optimizer, loader):
     """The epochs that the last whole checkpoint has seen; 0 if there is none."""
-    whole = max(folder.glob("epoch_*/.metadata"), default=None)
+    found = [max(folder.glob("epoch_*/.metadata"), default=None) if mesh.rank == 0 else None]
+    if dist.is_initialized():  # rank 0 tells the others: on a shared disk they may see less
+        dist.broadcast_object_list(found, device=mesh.device)
+    (whole,) = found
     if whole is None:
         return 0
     state = state_of(model, optimizer, loader)

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,15 @@ def test_every_benchmark_runs_small_and_prints_json(script):
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+def test_cubes_are_compared_in_one_process(tmp_path):
+    command = [sys.executable, BENCHMARKS / "cube_size.py", "--folder", str(tmp_path / "made")]
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = subprocess.run(
+        command, env=os.environ | launched, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2
+    assert "error: this runs in one process, not in 2" in done.stderr
+    assert not (tmp_path / "made").exists()

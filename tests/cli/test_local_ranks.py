@@ -11,7 +11,7 @@ import pytest
 
 from hyperslab.cli import local_ranks
 from hyperslab.cli.local_ranks import Ending, Outcome, rank_environ, run_ranks
-from hyperslab.cli.rank_errors import RankError, first_cause
+from hyperslab.cli.rank_errors import RankError, first_cause, stopped_by
 
 WAIT = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 
@@ -177,6 +177,15 @@ def test_an_error_in_the_watching_process_leaves_no_rank(monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_signals_that_come_while_the_process_ends_are_ignored_if_asked_for():
+    program = (
+        "import os, signal, sys; from hyperslab.cli.local_ranks import run_ranks\n"
+        "run_ranks([sys.executable, '-IS', '-c', ''], 1, until_exit=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
 # What is told of it
 
 
@@ -209,6 +218,29 @@ def test_ranks_that_only_tell_of_others_are_heard_if_nobody_else_is():
     assert cause({0: 1, 1: 0}, error(0, "ranks differ", about_others=True)) == "ranks differ"
 
 
-def test_an_interrupted_start_is_told_as_such():
-    told = cause({0: 130, 1: 130}, passed_on=["SIGINT"])
-    assert told.startswith("stopped at once by SIGINT, without a checkpoint")
+def test_a_rank_that_left_too_early_is_named():
+    lost = error(0, "rank 0 lost contact", about_others=True)
+    early = "rank 1 ended early, with exit code 0, while others were still at work"
+    assert cause({1: 0, 0: 1}, lost) == early
+    assert cause({1: 0, 0: 1}, error(0, "no file")) == "rank 0: no file"
+
+
+@pytest.mark.parametrize(
+    ("codes", "passed_on", "told", "by"),
+    [
+        ({0: 130, 1: -2}, ["SIGINT"], [], "SIGINT"),
+        ({0: -15, 1: -15}, ["SIGUSR1", "SIGTERM"], [], "SIGTERM"),
+        ({0: 75, 1: -15}, ["SIGTERM"], [], "SIGTERM"),
+        ({0: -9, 1: -9}, ["SIGTERM", "SIGINT", "SIGTERM"], [], "SIGTERM"),
+        ({0: 1, 1: -15}, ["SIGTERM"], [error(0, "lost contact", about_others=True)], "SIGTERM"),
+        ({0: 1, 1: -15}, ["SIGTERM"], [error(0, "no file")], None),
+        ({0: -9, 1: -15}, ["SIGTERM"], [], None),
+        ({0: 1, 1: 1}, ["SIGTERM"], [error(0, "no file"), error(1, "no file")], None),
+        ({0: -15, 1: -15}, [], [], None),
+    ],
+)
+def test_ranks_that_a_signal_ended_before_they_could_stop_well_have_not_failed(
+    codes, passed_on, told, by
+):
+    outcome = Outcome([Ending(*pair) for pair in codes.items()], passed_on)
+    assert stopped_by(outcome, told) == by

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from rich.table import Table
+from rich.text import Text
 
 from hyperslab.cli import rank_count, rank_errors
 from hyperslab.cli.main import main
@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rank_count, "count_gpus", lambda: 0)
     monkeypatch.setattr(rank_errors, "STAY_SECONDS", 0.0)
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it is set
     return tmp_path
 
 
@@ -42,13 +43,14 @@ def runs(monkeypatch):
     """The configurations that a stand-in for the trainer was given."""
     seen = []
 
-    def run(config, *, resume):
+    def run(config, *, resume, ends_process):
+        assert ends_process
         seen.append((config, resume))
         if config.train.seed == 13:
             raise ConfigError("seed 13 is unlucky")
         summary = {"folder": config.run.folder}
         code = 75 if config.train.seed == 75 else 0
-        return SimpleNamespace(summary=summary, exit_code=code, table=lambda: Table("scores"))
+        return SimpleNamespace(summary=summary, exit_code=code, report=lambda: [Text("scores")])
 
     monkeypatch.setitem(sys.modules, "hyperslab.train.run", SimpleNamespace(run=run))
     return seen
@@ -77,14 +79,18 @@ def test_list_shows_every_preset_and_how_to_get_data():
     assert "hyperslab data synth cosmo --size 64 --count 256 cosmo" in output
     listed = json.loads(train("--list", "--json").output)
     assert [each["name"] for each in listed] == list(PRESETS)
-    assert listed[0]["num_parameters"] == 9_437_636
+    assert listed[0]["num_parameters"] == 9_439_652
 
 
 def test_show_prints_settings_to_be_saved_and_edited():
     Path("mine.toml").write_text(train("cosmoflow-128", "--set", "train.epochs=3", "--show").output)
     assert read_config("mine.toml") == read_config("cosmoflow-128", ["train.epochs=3"])
     shown = json.loads(train("cosmoflow-128", "--show", "--json").output)
-    assert shown["model"] == {"name": "cosmoflow", "options": {"size": 128}, "weights": None}
+    assert shown["model"] == {
+        "name": "cosmoflow",
+        "options": {"size": 128, "batch_norm": True},
+        "weights": None,
+    }
 
 
 def test_wrong_usage_exits_with_2():
@@ -158,6 +164,16 @@ def test_as_many_ranks_as_asked_for_or_useful(monkeypatch, changes, asked, num_g
     assert count_ranks(read_config("hepcnn", changes), asked).num == num
 
 
+def test_a_mesh_that_is_too_large_for_this_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(rank_count, "find_machine", lambda: {"cpu_cores": 6.0})
+    with pytest.raises(ConfigError, match=r"=25 asks for 25 ranks, .* has 6 cores and 0 GPUs"):
+        count_ranks(read_config("hepcnn", ["mesh.height=25"]), None)
+    assert count_ranks(read_config("hepcnn", ["mesh.height=24"]), None).num == 24
+    assert count_ranks(read_config("hepcnn", ["mesh.height=25"]), 25).num == 25
+    monkeypatch.setattr(rank_count, "count_gpus", lambda: 32)
+    assert count_ranks(read_config("hepcnn", ["mesh.height=25"]), None).num == 25
+
+
 def test_idle_gpus_are_told_of(monkeypatch):
     monkeypatch.setattr(rank_count, "count_gpus", lambda: 4)
     config = read_config("hepcnn", ["mesh.height=2"])
@@ -169,21 +185,27 @@ def test_idle_gpus_are_told_of(monkeypatch):
 # Local ranks
 
 FAKE_TRAINER = """
-import json, os, sys, types
+import json, os, sys, time, types
 import hyperslab
-from hyperslab.errors import ConfigError
+from hyperslab.errors import CommError, ConfigError
 
 rank = int(os.environ.get("RANK", -1))
 comm = types.ModuleType("hyperslab.comm")  # without what loads torch
 comm.__path__ = [os.path.join(hyperslab.__path__[0], "comm")]
 
-def run(config, *, resume):
-    print(f"rank {rank} of {os.environ['WORLD_SIZE']}, {config.train.epochs} epochs, {resume}")
+def run(config, *, resume, ends_process):
     name = config.model.name
+    if not name.startswith("unread"):
+        print(f"rank {rank} of {os.environ['WORLD_SIZE']}, {config.train.epochs} epochs, {resume}")
+    def fail(error): raise error
     if name == "all": raise ConfigError("no such file")
     if name == "bug" and rank: raise KeyError("oops")
     if name == "killed" and rank: os.kill(os.getpid(), 9)
-    return types.SimpleNamespace(summary={"rank": rank}, exit_code=75 if name == "stopped" else 0)
+    if name == "early": sys.exit(0) if rank else (time.sleep(1), fail(CommError("another died")))
+    if name == "starting" and rank: os.kill(os.getppid(), 15)
+    if name == "starting": time.sleep(60)
+    if name == "command": print(os.environ["HYPERSLAB_COMMAND"])
+    return types.SimpleNamespace(summary={"rank": rank}, exit_code=75 if "stopped" in name else 0)
 
 fake = types.ModuleType("hyperslab.train.run")
 fake.run = run
@@ -221,6 +243,8 @@ def test_local_ranks_train_together_and_rank_0_prints(fake_trainer):
     [
         ("stopped", 75, ""),
         ("all", 1, "Error: no such file\n"),
+        ("early", 1, "Error: rank 1 ended early, with exit code 0, while others were still at"),
+        ("starting", 75, "Stopped at once by SIGTERM; the same command with --resume goes on"),
         ("killed", 1, "Error: rank 1 was killed by SIGKILL, by someone or because memory ran out"),
     ],
 )
@@ -236,6 +260,49 @@ def test_an_error_that_nobody_meant_comes_with_its_traceback(fake_trainer):
     assert done.returncode == 1
     assert "Error: rank 1: Traceback" in done.stderr
     assert "KeyError: 'oops'" in done.stderr
+
+
+def test_local_ranks_know_the_command_that_the_user_gave(fake_trainer):
+    done = train_on_ranks("command", "--set", "run.folder=a b")
+    assert "-m hyperslab train hepcnn --json --ranks 2" in done.stdout
+    assert "--set 'run.folder=a b'\n" in done.stdout
+
+
+# Output that cannot be written
+
+
+@pytest.fixture
+def closed_pipe():
+    """The end of a pipe that nobody reads from."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    yield theirs
+    os.close(theirs)
+
+
+def train_into(stdout, *arguments, stderr=subprocess.PIPE):
+    command = [sys.executable, "-m", "hyperslab", "train", *arguments]
+    done = subprocess.run(command, stdout=stdout, stderr=stderr, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--list"], ["--list", "--json"], ["hepcnn", "--show"]])
+def test_an_answer_that_cannot_be_written_is_an_error(arguments, closed_pipe):
+    with Path("/dev/full").open("w") as full:
+        told = "Error: stdout cannot be written: No space left on device\n"
+        assert train_into(full, *arguments) == (1, told)
+    assert train_into(closed_pipe, *arguments) == (1, "")
+
+
+@pytest.mark.parametrize(("name", "code"), [("unread", 0), ("unread-stopped", 75)])
+def test_a_run_is_what_it_is_even_if_nobody_can_read_of_it(fake_trainer, closed_pipe, name, code):
+    arguments = ["hepcnn", "--json", "--set", f"model.name={name}"]
+    with Path("/dev/full").open("w") as full:
+        found = train_into(full, *arguments)
+    assert found == (code, "Warning: stdout cannot be written: No space left on device\n")
+    assert train_into(closed_pipe, *arguments) == (code, "")
+    arguments += ["--ranks", "2"]
+    assert train_into(closed_pipe, *arguments, stderr=subprocess.STDOUT) == (code, None)
 
 
 # Under a launcher
@@ -274,6 +341,16 @@ def test_before_ranks_have_met_the_first_of_a_node_speaks(launched):
     assert "did you mean hepcnn?" in train("hepcn", code=1).stderr
     launched(3, 4, local_rank=1)
     assert train("hepcn", code=1).output == ""
+
+
+def test_torch_prints_no_frames_of_a_lost_peer_unless_asked_to(launched, runs, monkeypatch):
+    launched(1, 2)
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    train("hepcnn")
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    train("hepcnn")
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO"
 
 
 def test_a_shell_in_a_slurm_job_is_no_launcher():

@@ -38,8 +38,11 @@ def test_alone_a_mesh_has_one_rank_and_needs_no_process_group():
         ({"sample": 0}, "axis sample must have at least 1 rank, got 0"),
         ({"height": 1.0}, r"axis height must have at least 1 rank, got 1\.0"),
         ({"channel": None}, "axis channel must have at least 1 rank, got None"),
-        ({"timeout_seconds": 0}, "timeout_seconds must be above 0, got 0"),
-        ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0, got nan"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be above 0 and at most 10000000, got 0"),
+        ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0 .*, got nan"),
+        ({"timeout_seconds": 1e300}, "timeout_seconds must be .* at most 10000000, got 1e.300"),
+        ({"device": "tpu"}, "device must be 'cpu' or 'cuda', got 'tpu'"),
+        ({"device": "meta"}, "device must be 'cpu' or 'cuda', got 'meta'"),
     ],
     ids=str,
 )

@@ -83,3 +83,21 @@ def test_sizes_are_shown_as_people_write_them():
         "1.0 KiB",
         "1.5 GiB",
     ]
+
+
+def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with partial_file(tmp_path / "link") as (_, fd):
+        os.write(fd, b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (
+        pytest.raises(FormatError, match="it is there, and not a file"),
+        partial_file(tmp_path / "pipe"),
+    ):
+        pass
+    assert (tmp_path / "pipe").is_fifo()

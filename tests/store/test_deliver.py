@@ -122,3 +122,17 @@ def test_arguments_that_cannot_be_are_refused(options, words, tmp_path):
     data = hs.open(tmp_path / "images.npy", axes="NCHW")
     with pytest.raises(hs.HyperslabError, match=words):
         hs.Loader(data, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
+def test_a_large_offset_is_subtracted_before_digits_are_dropped(tmp_path, dtype):
+    scale = 1.0 if dtype == np.float64 else 1000.0
+    values = 2e9 / 1.024 + scale * np.random.default_rng(0).normal(size=(4, 4, 4, 4))
+    np.save(tmp_path / "x.npy", values.astype(dtype))
+    how = hs.Normalize(mean=2e9 / 1.024, std=scale)
+    (x,) = hs.Loader(
+        hs.open(tmp_path / "x.npy", axes="NDHW"), batch_size=4, normalize=how, shuffle="none"
+    )
+    expected = (values.astype(dtype) - 2e9 / 1.024) / scale
+    assert x.dtype == torch.float32
+    np.testing.assert_allclose(x.local[:, 0].numpy(), expected, atol=1e-6)

@@ -116,8 +116,10 @@ def test_a_checkpoint_of_a_run_is_exported_by_one_process(run_folder, tmp_path):
 
 
 def test_a_folder_without_checkpoints_is_told(tmp_path):
-    with pytest.raises(FormatError, match=r"checkpoints cannot be read: No such file"):
+    with pytest.raises(FormatError, match=r"is not the folder of a run: there are no checkpoints"):
         export_run(tmp_path, tmp_path / "w")
+    with pytest.raises(FormatError, match=r"not the folder of a run: name .* and --step 120"):
+        export_run(tmp_path / "checkpoints/step_00000120", tmp_path / "w")
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(FormatError, match="has no checkpoints"):
         export_run(tmp_path, tmp_path / "w")

@@ -4,11 +4,15 @@ import json
 import logging
 import math
 import sys
+from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 import hyperslab as hs
 from hyperslab.testing import seeded
@@ -16,13 +20,43 @@ from hyperslab.train.batch import Batch
 from hyperslab.train.class_figures import draw_confusion, draw_roc
 from hyperslab.train.config import TaskConfig
 from hyperslab.train.figures import draw_curves, draw_predictions
-from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
 from hyperslab.train.task import make_task
 
 
 def is_picture(path):
     image = imread(path)
     return min(image.shape[:2]) > 100 and float(image.std()) > 0
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that were saved."""
+    saved, save = [], Figure.savefig
+
+    def savefig(figure, *args, **kwargs):
+        saved.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return saved
+
+
+def check_layout(figure):
+    """All of it lies within the figure, and no title covers another."""
+    FigureCanvasAgg(figure).draw()
+    box, all_of_it = figure.bbox_inches, figure.get_tightbbox()
+    assert min(all_of_it.x0, all_of_it.y0) >= -0.01
+    assert all_of_it.x1 <= box.x1 + 0.01
+    assert all_of_it.y1 <= box.y1 + 0.01
+    titles = [axes.title for axes in figure.axes if axes.get_title()]
+    titles += [figure._suptitle] if figure.get_suptitle() else []
+    for one, other in combinations([title.get_window_extent() for title in titles], 2):
+        assert not one.padded(2).overlaps(other)
+
+
+def words_of(figure):
+    return {text.get_text() for text in figure.findobj(Text)}
 
 
 def write_log(path, losses):
@@ -33,13 +67,23 @@ def write_log(path, losses):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
 
 
-@pytest.mark.parametrize("losses", [[1.0, 0.1, 0.01], [None, None]], ids=str)
-def test_curves_are_drawn_from_any_log(losses, tmp_path):
+@pytest.mark.parametrize("losses", [[1.0, 0.1, 0.01], [1.0], [None, None]], ids=str)
+def test_curves_are_drawn_from_any_log(losses, tmp_path, figures):
     write_log(tmp_path / "log.jsonl", losses)
     (path,) = draw_curves(tmp_path / "log.jsonl", tmp_path / "figures")
     assert path == tmp_path / "figures" / "curves.png"
     assert is_picture(path)
     assert [p.name for p in path.parent.iterdir()] == ["curves.png"]
+    check_layout(figures[0])
+
+
+def test_the_rate_of_a_single_step_and_a_constant_one_are_seen(tmp_path, figures):
+    write_log(tmp_path / "log.jsonl", [1.0])
+    draw_curves(tmp_path / "log.jsonl", tmp_path)
+    lower = figures[0].axes[1]
+    assert lower.lines[0].get_marker() == "o"
+    assert lower.get_ylim() == (0, pytest.approx(1.15e-3))
+    assert all(tick == round(tick) for tick in lower.get_xticks())
 
 
 def test_without_steps_there_are_no_curves(tmp_path):
@@ -51,6 +95,22 @@ def test_predictions_that_are_no_numbers_are_left_out(tmp_path):
     path = tmp_path / "x.png"
     assert draw_predictions(true, predicted, np.array([math.nan, 0.5]), ("a", "b"), path) == [path]
     assert is_picture(path)
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 7])
+def test_titles_of_predictions_have_room(num, tmp_path, figures):
+    values = seeded(9, num).numpy()
+    draw_predictions(values, values, np.ones(num), (), tmp_path / "x.png")
+    check_layout(figures[0])
+
+
+@pytest.mark.parametrize(
+    "names", [(), tuple("abcdefghij"), tuple(f"a name of {k} words" for k in range(10))]
+)
+def test_nothing_of_a_confusion_of_ten_classes_is_cut_off(names, tmp_path, figures):
+    draw_confusion(np.eye(10), names, tmp_path / "c.png")
+    check_layout(figures[0])
+    assert {"true class", "predicted class", *names} <= words_of(figures[0])
 
 
 def test_figures_of_classes_need_no_class_to_be_there(tmp_path):
@@ -79,7 +139,7 @@ def test_pictures_are_drawn_of_any_values(tmp_path):
         ("reconstruction", (2, 1, 4, 6), None, ["sample"]),
     ],
 )
-def test_every_task_draws_its_figures(kind, output, target, names, tmp_path):
+def test_every_task_draws_its_figures(kind, output, target, names, tmp_path, figures):
     mesh = hs.init(device="cpu")
     task = make_task(TaskConfig(kind=kind))
     batch = Batch(
@@ -91,6 +151,75 @@ def test_every_task_draws_its_figures(kind, output, target, names, tmp_path):
     drawn = meter.draw(tmp_path)
     assert sorted(path.stem for path in drawn) == names
     assert all(map(is_picture, drawn))
+    for figure in figures:
+        check_layout(figure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "target", "remarks"),
+    [
+        (
+            "regression",
+            torch.tensor([[0.5, 2]]),
+            torch.tensor([[0.25, 3]]),
+            "a: true 0.25, predicted 0.5\nb: true 3, predicted 2",
+        ),
+        (
+            "classification",
+            torch.tensor([[0.0, math.log(3)]]),
+            torch.tensor([0]),
+            "true: a, predicted: b (75%)",
+        ),
+        (
+            "classification",
+            torch.tensor([[0.0, math.log(3)]]),
+            torch.tensor([-100]),
+            "true: unknown, predicted: b (75%)",
+        ),
+    ],
+)
+def test_the_sample_is_shown_with_what_is_true_and_what_was_predicted(
+    kind, output, target, remarks, tmp_path, figures
+):
+    mesh = hs.init(device="cpu")
+    task = make_task(TaskConfig(kind=kind, names=("a", "b")))
+    batch = Batch(hs.shard(seeded(1, 18, 4, 4, 4), mesh), hs.shard(target, mesh))
+    meter = task.meter()
+    meter.add(hs.shard(output, mesh), batch, torch.tensor(1.0))
+    meter.draw(tmp_path)
+    shown = "The first sample at depth 2: channels 0-2 of 18, as the network sees them"
+    assert figures[0].get_suptitle() == f"{shown}\n{remarks}"
+
+
+def test_an_image_of_three_channels_is_drawn_in_its_colours(tmp_path, figures):
+    mesh = hs.init(device="cpu")
+    x = seeded(2, 3, 4, 6)
+    (picture,) = input_pictures(hs.shard(x, mesh))
+    draw_pictures([picture], tmp_path / "x.png")
+    shown = figures[0].axes[0].images[0].get_array()
+    low, high = x[0].min(), x[0].max()
+    np.testing.assert_allclose(shown, ((x[0] - low) / (high - low)).permute(1, 2, 0), atol=1e-6)
+    assert [p.title for p in input_pictures(hs.shard(seeded(2, 4, 4, 6), mesh))] == [
+        f"input, channel {k}" for k in range(3)
+    ]
+    counts = torch.zeros(1, 3, 8, 8)
+    counts[:, :, 0, 0] = 100
+    assert len(input_pictures(hs.shard(counts, mesh))) == 3  # a picture of them would be black
+
+
+def test_true_and_predicted_maps_share_a_scale_that_none_is_beyond(tmp_path, figures):
+    true = [Picture("true", np.zeros((3, 3)))]
+    predicted = [Picture("predicted", np.arange(9.0).reshape(3, 3) - 2)]
+    pictures = on_one_scale(true, predicted)
+    draw_pictures(pictures, tmp_path / "x.png")
+    images = [axes.images[0] for axes in figures[0].axes[:2]]
+    assert [image.get_clim() for image in images] == [(-2, 6), (-2, 6)]
+
+
+def test_counts_are_drawn_by_their_logarithm_whatever_is_predicted():
+    counts = np.r_[np.zeros(99), 1e4].reshape(10, 10)
+    pictures = on_one_scale([Picture("true", counts)], [Picture("predicted", counts - 1)])
+    assert all(each.scale.even_to is not None and each.scale.low == -1 for each in pictures)
 
 
 @pytest.mark.ranks(2)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing import assert_close
 
 import hyperslab as hs
@@ -191,3 +192,18 @@ def test_a_loss_of_ones_own_that_cannot_be_weighted_or_is_no_tensor_is_refused(o
 def test_short_floats_are_widened_for_a_loss_of_ones_own(own):
     loss = own("one_number")(seeded(3, 4).bfloat16(), seeded(3, 4, seed=1).float(), None)
     assert loss.dtype == torch.float32
+
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, output, target):
+        return (self.scale * (output - target)).square().mean()
+
+
+def test_a_loss_with_parameters_of_its_own_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("hyperslab.train.losses.find_named", lambda name, what: Learned)
+    with pytest.raises(ConfigError, match="has parameters, which would not be trained"):
+        OwnLoss("mine.py:Learned")

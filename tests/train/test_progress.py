@@ -15,13 +15,16 @@ def told(monkeypatch=None, **seconds):
     for name, value in seconds.items():
         monkeypatch.setattr(progress, name, value)
     file = io.StringIO()
-    return TrainProgress(20, 5, file=file), file
+    bar = TrainProgress(4, file=file)
+    bar.begin(0, 0, 20)
+    return bar, file
 
 
 def test_lines_tell_where_training_is_without_control_characters(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     bar, file = told(monkeypatch, LINE_SECONDS=0.0)
     with bar:
+        bar.begin(10, 2, 20)
         bar.step(11, 2, loss=0.12345, samples_per_second=45.6, data_wait_share=0.031)
         time.sleep(0.01)
         bar.step(12, 2)
@@ -50,13 +53,59 @@ def test_epochs_end_with_a_line(monkeypatch):
     bar, file = told(monkeypatch, EPOCH_SECONDS=0.0)
     with bar:
         for step in range(1, 13):
-            bar.step(step, 0)
-            bar.step(step, 0, loss=1.0)
-    assert [line.split()[3] for line in file.getvalue().splitlines()] == ["5/20", "10/20", "12/20"]
+            bar.step(step, step // 5)
+            bar.step(step, step // 5, loss=1.0)
+    told_of = [line.split()[1:4:2] for line in file.getvalue().splitlines()]
+    assert told_of == [["1/4", "5/20"], ["2/4", "10/20"], ["3/4", "12/20"]]
+
+
+@pytest.mark.parametrize("position", [int, float])
+def test_the_epoch_is_the_one_of_the_step(position, monkeypatch):
+    bar, file = told(monkeypatch, LINE_SECONDS=0.0, EPOCH_SECONDS=0.0)
+    with bar:
+        for step in range(1, 21):
+            bar.step(step, position(step / 5), loss=1.0)
+    epochs = [line.split()[1] for line in file.getvalue().splitlines()]
+    assert epochs == [f"{1 + (step - 1) // 5}/4" for step in range(1, 21)]
+
+
+def test_a_run_that_goes_on_is_where_it_stood():
+    bar, file = told()
+    with bar:
+        bar.begin(10, 2.0, 30)
+        bar.say("Going on from step 10")
+        bar.scores("validation", {"loss": 0.5})
+        bar.step(11, 2)
+    said, scores, last = file.getvalue().splitlines()
+    assert said == "Going on from step 10"
+    assert scores.startswith("epoch 3/4 step 10/30  validation")
+    assert last.startswith("epoch 3/4 step 11/30")
+
+
+def test_the_last_step_comes_before_what_is_said_after_it():
+    bar, file = told()
+    with bar:
+        bar.step(19, 3, loss=1.0)
+        bar.step(20, 4)
+        bar.step(20, 4, loss=0.5)
+        bar.scores("validation", {"loss": 0.25})
+        bar.say("Evaluating on the test part")
+    last, scores, said = file.getvalue().splitlines()
+    assert last == "epoch 4/4 step 20/20  loss 0.5"
+    assert scores == "epoch 4/4 step 20/20  validation: loss 0.25"
+    assert said == "Evaluating on the test part"
+
+
+def test_a_run_that_stops_early_tells_its_last_step_too():
+    bar, file = told()
+    with bar:
+        bar.step(7, 1, loss=1.0)
+        bar.say("Evaluating on the test part")
+    assert [line.split()[0] for line in file.getvalue().splitlines()] == ["epoch", "Evaluating"]
 
 
 def test_other_ranks_are_mute(capsys):
-    with TrainProgress(10, show=False) as bar:
+    with TrainProgress(2, show=False) as bar:
         bar.step(1, 0, loss=1.0)
         bar.scores("validation", {"loss": 1.0})
         bar.say("nothing")
@@ -76,7 +125,8 @@ def test_a_terminal_has_a_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     parent, child = pty.openpty()
     with os.fdopen(child, "w") as file:
-        with TrainProgress(20, 5, file=file) as bar:
+        with TrainProgress(4, file=file) as bar:
+            bar.begin(3, 0, 20)
             bar.say("Going on from step 3")
             bar.scores("validation", {"r2": 0.25})
             bar.step(4, 0, loss=0.5, samples_per_second=12.0, data_wait_share=0.5)
@@ -87,24 +137,10 @@ def test_a_terminal_has_a_bar(monkeypatch):
     os.close(parent)
     for words in (
         "Going on from step 3",
+        "epoch 1/4 step 3/20",
         "epoch 1/4 step 4/20",
         "20%",
         "loss 0.5",
         "data wait 50%",
     ):
         assert words in shown
-
-
-@pytest.mark.parametrize("on_terminal", [False, True])
-def test_a_step_costs_little(on_terminal, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    parent, child = pty.openpty() if on_terminal else (None, None)
-    file = os.fdopen(child, "w") if on_terminal else io.StringIO()
-    with file, TrainProgress(10**6, 100, file=file) as bar:
-        start = time.process_time()
-        for step in range(2000):
-            bar.step(step, 0, loss=1.0, samples_per_second=1.0, data_wait_share=0.1)
-        seconds = time.process_time() - start
-    if parent is not None:
-        os.close(parent)
-    assert seconds / 2000 < 100e-6

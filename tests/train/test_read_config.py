@@ -184,7 +184,7 @@ def test_runs_are_named_after_their_source(source, name, folder):
 
 def test_a_file_begins_with_a_preset_and_says_what_is_different():
     config = read("base = 'cosmoflow-128'\n[model.options]\ndropout = 0.0\n[train]\nepochs = 3")
-    assert config.model.options == {"size": 128, "dropout": 0.0}
+    assert config.model.options == {"size": 128, "batch_norm": True, "dropout": 0.0}
     plain = read_config("cosmoflow-128")
     assert config == replace(plain, model=config.model, train=replace(plain.train, epochs=3))
 
@@ -294,7 +294,7 @@ VALUES = {
     "int": st.integers(1, LARGEST - 1),
     "float": st.floats(0.01, 0.4),
     "bool": st.booleans(),
-    "Sequence[str]": st.lists(WORDS, max_size=3).map(tuple),
+    "Sequence[str]": st.lists(WORDS, max_size=3, unique=True).map(tuple),
     "Sequence[int]": st.lists(st.integers(1, 99), max_size=3).map(tuple),
     "Sequence[float]": st.lists(st.floats(0, 1), max_size=3).map(tuple),
     "Mapping[str, str]": st.dictionaries(st.text(), st.text(), max_size=3),
@@ -304,9 +304,11 @@ VALUES = {
 CHOICES = {
     "task.kind": ["regression", "segmentation"],
     "schedule.decay": ["none", "cosine"],
+    "schedule.warmup_epochs": [0.0, 0.005],
     "train.precision": ["fp32", "bf16"],
     "train.batch_stats": ["global", "spatial"],
     "train.accumulate": [1],
+    "train.shard_weights": [False],
 }
 
 
@@ -358,3 +360,9 @@ def test_values_that_are_not_finite_may_be_options():
     assert options["low"] == -math.inf
     assert math.isnan(options["bad"])
     assert NoneType not in map(type, options.values())
+
+
+def test_a_value_that_is_a_table_takes_the_place_of_that_of_the_preset(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "resnet50"\n[data]\nnormalize = {log1p = true}\n')
+    assert read_config(str(path), []).data.normalize == {"log1p": True}

@@ -1,6 +1,9 @@
 """Whole runs: what they give, how they go on, that it does not matter how they are cut."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -200,3 +203,90 @@ def test_settings_that_cannot_work_are_told_in_one_line(files, tmp_path, changes
         train(tmp_path / "run", files, *changes)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def check_accumulated(folder, preset, changes):
+    """One pass a step, and several, are the same."""
+    for name, num in (("one", 1), ("many", 2)):
+        more = [f"train.accumulate={num}", f"run.folder={folder / name}"]
+        run(read_config(preset, [*SETTINGS[1:], *changes, *more]))
+    assert losses(folder / "many") == pytest.approx(losses(folder / "one"), rel=1e-9)
+    assert_close(weights(folder / "many"), weights(folder / "one"))
+
+
+def test_weights_of_samples_and_classes_count_over_all_passes_of_a_step(files, tmp_path):
+    changes = ["data.batch_size=4", "model.options={channels = 2, dropout = 0.0}"]
+    changes += [f"data.files={files['hep']}", "task.class_weights=[0.2, 3.0]"]
+    check_accumulated(tmp_path, "hepcnn", changes)
+
+
+def test_cells_count_over_all_passes_of_a_step(files, tmp_path):
+    options = "{growth = 2, blocks = [1, 1], base_channels = 2, dropout = 0.0}"
+    changes = [f"data.files={files['climate']}", f"model.options={options}", "data.batch_size=4"]
+    check_accumulated(tmp_path, "climate", changes)
+
+
+def test_short_batches_are_dropped_whole(files, tmp_path):
+    """Seven samples are one batch of four: a pass of two more is none."""
+    options = ["data.batch_size=4", "data.drop_last=true", "data.test=0.1"]
+    changes = [f"data.files={files['cosmo']}", PLAIN, *options]
+    check_accumulated(tmp_path, "cosmoflow-64", changes)
+    assert len(losses(tmp_path / "many")) == 2
+
+
+def test_a_resumed_run_takes_the_settings_that_are_given_now(files, tmp_path):
+    for name, decay in (("same", 0.1), ("other", 10.0)):
+        alike = [PLAIN, "optimizer.name=adamw", "train.epochs=1"]
+        train(tmp_path / name, files, *alike, "optimizer.weight_decay=0.1")
+        more = [f"optimizer.weight_decay={decay}", "train.epochs=2"]
+        train(tmp_path / name, files, *alike, *more, resume=True)
+    ours, theirs = weights(tmp_path / "same"), weights(tmp_path / "other")
+    assert float(theirs["head.2.weight"].norm()) < float(ours["head.2.weight"].norm())
+
+
+def test_the_rate_follows_epochs_when_the_batch_size_changes(files, tmp_path):
+    alike = [PLAIN, "schedule.decay=polynomial", "schedule.decay_epochs=none", "train.epochs=4"]
+    train(tmp_path / "run", files, *alike, "train.steps=8")
+    train(tmp_path / "run", files, *alike, "data.batch_size=4", resume=True)
+    rates = [line["lr"] for line in log(tmp_path / "run")]
+    assert rates == pytest.approx([5e-4 * (1 - i / 16) for i in [*range(8), 8, 10, 12, 14]])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.seed=5", "the samples for train and validation are not those"),
+        ("optimizer.options={amsgrad = true}", "optimizer.options.amsgrad = true, but"),
+        ("model.options={size = 32, base_channels = 2}", "in the checkpoint"),
+    ],
+)
+def test_a_run_that_cannot_go_on_so_stays_as_it_was(files, tmp_path, change, words):
+    folder = tmp_path / "run"
+    train(folder, files, PLAIN, "data.validation=0.2", "train.epochs=1")
+    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    with pytest.raises(ConfigError, match=words):
+        train(folder, files, PLAIN, "data.validation=0.2", change, resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_files_for_validation_are_not_trained_on(files, tmp_path):
+    pattern = files["cosmo"].replace("*", "*[01]")
+    changes = [PLAIN, f"data.validation={pattern}", "train.epochs=1"]
+    train(tmp_path / "run", files, *changes)
+    assert len(losses(tmp_path / "run")) == 3
+    with pytest.raises(ConfigError, match="name the same file"):
+        train(tmp_path / "other", files, *changes, f"data.test={pattern}")
+    with pytest.raises(ConfigError, match="name all 8 files"):
+        train(tmp_path / "other", files, PLAIN, f"data.validation={files['cosmo']}")
+
+
+@pytest.mark.parametrize("bad", [2, 3, 7])
+def test_a_pass_that_could_not_be_read_is_missing_from_its_step_alone(files, tmp_path, bad):
+    copies = tmp_path / "cosmo"
+    shutil.copytree(Path(files["cosmo"]).parent, copies)
+    os.truncate(sorted(copies.iterdir())[bad], 1000)
+    options = ["data.batch_size=4", "data.bad_samples=skip", "data.shuffle=none"]
+    for name, num in (("one", 1), ("many", 4)):
+        chosen = [f"data.files={copies}/*.h5", f"train.accumulate={num}"]
+        train(tmp_path / name, files, PLAIN, *options, *chosen, "train.epochs=2")
+    assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)

@@ -18,7 +18,10 @@ CONFIG = '[model]\nname = "CosmoFlow"\n\n[train]\nepochs = 10\n'
 
 
 def begin(path, config=CONFIG, *, resume=False, **axes):
-    return RunFolder.begin(path, config, hs.init(device="cpu", **axes), resume=resume)
+    mesh = hs.init(device="cpu", **axes)
+    folder = RunFolder.begin(path, mesh, resume=resume)
+    folder.note_start(config, mesh)
+    return folder
 
 
 def leave_checkpoint(path, step):
@@ -59,6 +62,16 @@ def test_a_run_that_left_no_checkpoint_begins_anew(tmp_path):
         assert json.loads(folder.environment.read_text())["earlier"] == []
 
 
+@pytest.mark.parametrize("name", ["summary.json", "model.safetensors"])
+def test_results_whose_checkpoints_are_gone_stay(tmp_path, name):
+    begin(tmp_path).close()
+    (tmp_path / name).write_text("result")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=rf"holds {name}, and no checkpoint to go on from"):
+            begin(tmp_path, resume=resume)
+    assert (tmp_path / name).read_text() == "result"
+
+
 def test_other_settings_are_told_and_both_are_kept(tmp_path, caplog):
     begin(tmp_path).close()
     leave_checkpoint(tmp_path, 5)
@@ -73,7 +86,9 @@ def test_other_settings_are_told_and_both_are_kept(tmp_path, caplog):
 
 def test_files_that_no_run_has_written_stay(tmp_path):
     (tmp_path / "config.toml").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds config.toml, which no run has written: choose"):
+    with pytest.raises(
+        ConfigError, match=r"holds config\.toml, and no checkpoint to go on from: choose"
+    ):
         begin(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
@@ -160,7 +175,7 @@ def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
     patch.setattr("hyperslab.train.run_folder.SHARED_SECONDS", 0.2)
     try:
         with pytest.raises(HyperslabError, match=r"rank 1 on .* does not see .* nodes share"):
-            RunFolder.begin(tmp_path / str(mesh.rank), CONFIG, mesh, resume=False)
+            RunFolder.begin(tmp_path / str(mesh.rank), mesh, resume=False)
     finally:
         patch.undo()
     assert time.monotonic() - start < 10

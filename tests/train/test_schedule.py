@@ -6,7 +6,7 @@ from hyperslab.train.schedule import RateFactor
 
 def factors(config, steps_per_epoch=10, num_epochs=10):
     factor = RateFactor(config, steps_per_epoch, num_epochs)
-    return [factor(step) for step in range(steps_per_epoch * num_epochs + 1)]
+    return [factor(step / steps_per_epoch) for step in range(steps_per_epoch * num_epochs + 1)]
 
 
 def test_without_settings_the_rate_stays():

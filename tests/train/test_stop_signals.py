@@ -50,6 +50,21 @@ def test_handlers_are_put_back_and_what_was_ignored_stays_ignored(alone):
         signal.signal(signal.SIGHUP, before)
 
 
+def test_until_exit_late_signals_are_ignored_after_all_went_well(alone):
+    handlers = {name: signal.getsignal(getattr(signal, name)) for name in STOP_SIGNALS}
+    try:
+        with StopSignals(alone, until_exit=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+        for name in STOP_SIGNALS:
+            os.kill(os.getpid(), getattr(signal, name))
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(getattr(signal, name), handler)
+    with pytest.raises(RuntimeError), StopSignals(alone, until_exit=True):
+        raise RuntimeError
+    assert {name: signal.getsignal(getattr(signal, name)) for name in STOP_SIGNALS} == handlers
+
+
 def test_outside_the_main_thread_nothing_is_installed(alone):
     def body():
         with StopSignals(alone) as signals:

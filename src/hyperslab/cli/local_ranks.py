@@ -59,6 +59,15 @@ class Outcome(NamedTuple):
     passed_on: list[str]
     """The signals that they were sent, because this process was."""
 
+    def signal_behind(self, ending: Ending) -> str | None:
+        """The signal that was passed on and ended the rank, if it was that."""
+        by = {-signal.Signals[name]: name for name in self.passed_on}
+        if "SIGINT" in self.passed_on:  # as Python tells of it
+            by[128 + signal.SIGINT] = "SIGINT"
+        if _leaves_no_choice(self.passed_on):
+            by[-signal.SIGKILL] = self.passed_on[-1]
+        return by.get(ending.code)
+
 
 def run_ranks(
     command: Sequence[str],
@@ -66,16 +75,18 @@ def run_ranks(
     *,
     environ: Mapping[str, str] = os.environ,
     grace_seconds: float = GRACE_SECONDS,
+    until_exit: bool = False,
 ) -> Outcome:
     """Runs ``command`` as ``num_ranks`` processes, and tells how they ended.
 
     Each finds its rank in its environment, as under torchrun. Signals to this process are passed on
     to all of them, once: they are in process groups of their own, so that what a terminal sends
     reaches them through here alone. When one fails, the others have ``grace_seconds`` to end too.
-    They do not outlive this process, even if it is killed.
+    They do not outlive this process, even if it is killed. With ``until_exit``, for a process that
+    is about to end, signals that come after them are ignored.
     """
     team = _Team(grace_seconds)
-    with _caught() as signals, reserve_port() as reserved:
+    with _caught(until_exit=until_exit) as signals, reserve_port() as reserved:
         port = reserved.getsockname()[1]
         try:
             for rank in range(num_ranks):
@@ -98,7 +109,6 @@ def rank_environ(
         "GLOO_SOCKET_IFNAME": loopback,
         "NCCL_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": str(threads),
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # a lost peer is no reason to print C++ frames
     }
     # torchrun's own would make ranks look for its agent.
     kept = {name: each for name, each in environ.items() if not name.startswith("TORCHELASTIC_")}
@@ -155,8 +165,7 @@ class _Team:
     def _pass_on(self, number: int) -> None:
         """The first asks ranks to stop well, the second to stop now; a third leaves no choice."""
         self.passed_on.append(signal_name(number))
-        urgent = [name for name in self.passed_on if name in ("SIGINT", "SIGTERM")]
-        self._send(signal.SIGKILL if len(urgent) > 2 else number)
+        self._send(signal.SIGKILL if _leaves_no_choice(self.passed_on) else number)
 
     def _send(self, number: int) -> None:
         for process in self.running.values():
@@ -164,18 +173,25 @@ class _Team:
 
 
 @contextmanager
-def _caught() -> Iterator[list[int]]:
+def _caught(*, until_exit: bool) -> Iterator[list[int]]:
     """The signals that came and are to be passed on; those that were ignored still are."""
     signals: list[int] = []
     before = {number: signal.getsignal(number) for number in PASSED_ON}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: signals.append(number))
+    after = before
     try:
         yield signals
+        if until_exit:
+            after = dict.fromkeys(before, signal.SIG_IGN)
     finally:
-        for number, handler in before.items():
+        for number, handler in after.items():
             signal.signal(number, handler)
+
+
+def _leaves_no_choice(passed_on: Sequence[str]) -> bool:
+    return sum(name in ("SIGINT", "SIGTERM") for name in passed_on) > 2
 
 
 def signal_name(number: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hyperslab.cli.machine import find_machine
 from hyperslab.cli.selftest import LAUNCHER_VARIABLES
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES
@@ -15,6 +16,10 @@ from hyperslab.layout import AXES
 if TYPE_CHECKING:  # the first loads torch
     from hyperslab.comm.launch import Launch
     from hyperslab.train.config import Config
+
+
+MANY_RANKS, MANY_PER_CORE = 16, 4
+"""More of them, in all and for each core, are not started unless asked for by number."""
 
 
 class RankCount(NamedTuple):
@@ -61,6 +66,7 @@ def count_ranks(config: Config, asked: int | None) -> RankCount:
     if cut or axes["sample"] is not None:
         more = num_gpus // product * product if axes["sample"] is None else 0
         advice = f"--ranks {more} would use {more} of {num_gpus} GPUs" if more > product else ""
+        _check_room(product, shown, num_gpus)
         return RankCount(product, shown or "mesh.sample=1", advice)
     # A rank without a sample of its own in a forward pass would only wait.
     useful = min(max(1, num_gpus), config.data.batch_size // config.train.accumulate)
@@ -75,6 +81,17 @@ def _check_asked(asked: int, product: int, shown: str, *, is_fixed: bool) -> Non
             f"--ranks {asked} does not fit {shown or 'mesh.sample=1'}: ask for "
             f"{'' if is_fixed else 'a multiple of '}{product}, or change the mesh "
             "(--set mesh.depth=...)"
+        )
+
+
+def _check_room(num: int, shown: str, num_gpus: int) -> None:
+    """Raises if a mesh is larger than is likely to be meant for this machine."""
+    cores = find_machine()["cpu_cores"]
+    if num > max(MANY_RANKS, MANY_PER_CORE * cores, num_gpus):
+        raise ConfigError(
+            f"{shown} asks for {num} ranks, and this machine has {cores:g} cores and {num_gpus} "
+            f"GPUs: start them on several with torchrun or srun, or say --ranks {num} if all "
+            "shall run here"
         )
 
 

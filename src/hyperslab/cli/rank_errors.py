@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from hyperslab.cli.local_ranks import Ending, Outcome
+from hyperslab.cli.output import print_news
 from hyperslab.errors import CommError, HyperslabError
 
 if TYPE_CHECKING:  # it loads torch
@@ -55,7 +54,12 @@ class RankError:
 
 
 def begin_rank() -> None:
-    """Lets a rank of ``local_ranks`` die of SIGINT without a word, until it can stop well."""
+    """Keeps a rank from talking too much; to be called before torch is loaded.
+
+    A lost peer is no reason for torch to print C++ frames. A rank of ``local_ranks`` dies of SIGINT
+    without a word, until it can stop well.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if FOLDER in os.environ:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -77,7 +81,7 @@ def told_once(launch: Launch, *, with_traceback: bool) -> Iterator[None]:
         if launch.num_ranks == 1 or with_traceback or not isinstance(error, HyperslabError):
             raise
         if _speaks(error, launch):
-            click.echo(f"Error: {_one_line(error)}", err=True)
+            print_news(f"Error: {_one_line(error)}", err=True)
         time.sleep(STAY_SECONDS)
         raise SystemExit(1) from error
 
@@ -87,26 +91,42 @@ def read_errors(folder: Path) -> list[RankError]:
     return [RankError(**json.loads(path.read_text())) for path in paths]
 
 
+def stopped_by(outcome: Outcome, errors: Sequence[RankError]) -> str | None:
+    """The signal to this process that ended ranks before they could stop well, if that is all.
+
+    What the others then tell is that those are gone.
+    """
+    silent = _silent(outcome, errors)
+    if not silent or not all(error.is_about_others for error in errors):
+        return None
+    return outcome.signal_behind(silent[0])
+
+
 def first_cause(outcome: Outcome, errors: Sequence[RankError]) -> str:
     """Why the ranks ended as they did, in a line, or with a traceback.
 
     A rank that was killed comes first: what the others tell then is that it is gone. So come errors
     before those that are about others.
     """
-    told = {error.rank for error in errors}
-    failed = [ending for ending in outcome.endings if ending.is_failure and not ending.was_asked]
-    silent = [ending for ending in failed if ending.rank not in told]
+    silent = _silent(outcome, errors)
     own = [error for error in errors if not error.is_about_others]
-    if outcome.passed_on and silent and not own:
-        return (
-            f"stopped at once by {outcome.passed_on[-1]}, without a checkpoint; from one that was "
-            "written before, --resume goes on"
-        )
     if own and not any(ending.code < 0 for ending in silent):
         return _told(own, num_ranks=len(outcome.endings))
     if silent:
         return f"{silent[0]}{_guess(silent[0])}"
+    if not (first := outcome.endings[0]).is_failure:
+        return (
+            f"rank {first.rank} ended early, with exit code {first.code}, while others were still "
+            "at work"
+        )
     return errors[0].text
+
+
+def _silent(outcome: Outcome, errors: Sequence[RankError]) -> list[Ending]:
+    """The ranks that failed of themselves, without a word."""
+    told = {error.rank for error in errors}
+    failed = [ending for ending in outcome.endings if ending.is_failure and not ending.was_asked]
+    return [ending for ending in failed if ending.rank not in told]
 
 
 def _told(errors: Sequence[RankError], num_ranks: int) -> str:

@@ -11,13 +11,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.local_ranks import run_ranks
+from hyperslab.cli.local_ranks import CAN_GO_ON, run_ranks
+from hyperslab.cli.output import draw, print_answer, print_news
 from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
-from hyperslab.cli.rank_errors import FOLDER, begin_rank, first_cause, read_errors, told_once
+from hyperslab.cli.rank_errors import (
+    FOLDER,
+    begin_rank,
+    first_cause,
+    read_errors,
+    stopped_by,
+    told_once,
+)
+from hyperslab.train.command_line import COMMAND, user_command
 from hyperslab.train.config import Config
 from hyperslab.train.preset_list import hint_for, list_presets
 from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
@@ -35,6 +43,8 @@ Examples:
   torchrun --nproc-per-node 4 -m hyperslab train mine.toml --set mesh.depth=4
   srun --ntasks 64 hyperslab train mine.toml --run /scratch/run7 --resume
 """
+
+GO_ON = "the same command with --resume goes on from the last checkpoint, if there is one"
 
 
 @click.command(epilog=EXAMPLES)
@@ -105,7 +115,7 @@ def train(
         config = _config(source, changes, folder)
         chosen = count_ranks(config, ranks)
         if chosen.num > 1 or chosen.advice:
-            click.echo(_announcement(chosen), err=True)
+            print_news(_announcement(chosen), err=True)
         if chosen.num == 1:
             code = _run(config, resume, as_json, rank=0)
         else:
@@ -130,11 +140,9 @@ def _run(config: Config, resume: bool, as_json: bool, *, rank: int) -> int:
     """Trains as one rank, and returns the exit code; rank 0 prints what came of it."""
     from hyperslab.train.run import run
 
-    outcome = run(config, resume=resume)
-    if rank == 0 and as_json:
-        click.echo(json.dumps(outcome.summary, indent=2))
-    elif rank == 0:
-        Console().print(outcome.table())
+    outcome = run(config, resume=resume, ends_process=True)
+    if rank == 0:
+        print_news(json.dumps(outcome.summary, indent=2) if as_json else draw(outcome.report()))
     return outcome.exit_code
 
 
@@ -148,11 +156,16 @@ def _start(config: Config, num_ranks: int, arguments: Sequence[str]) -> int:
         source.write_text(config_to_toml(config), encoding="utf-8")
         # -P: modules of the current folder do not take the place of Python's own.
         command = [sys.executable, "-P", "-m", "hyperslab", *arguments, str(source)]
-        outcome = run_ranks(command, num_ranks, environ={**os.environ, FOLDER: name})
-        failed = any(ending.is_failure for ending in outcome.endings)
-        if failed:
-            click.echo(f"Error: {first_cause(outcome, read_errors(Path(name)))}", err=True)
-    return 1 if failed else max(ending.code for ending in outcome.endings)
+        environ = {**os.environ, FOLDER: name, COMMAND: user_command()}
+        outcome = run_ranks(command, num_ranks, environ=environ, until_exit=True)
+        errors = read_errors(Path(name))
+    if not any(ending.is_failure for ending in outcome.endings):
+        return max(ending.code for ending in outcome.endings)
+    if signal := stopped_by(outcome, errors):
+        print_news(f"Stopped at once by {signal}; {GO_ON}", err=True)
+        return CAN_GO_ON
+    print_news(f"Error: {first_cause(outcome, errors)}", err=True)
+    return 1
 
 
 # What can be printed without training
@@ -160,13 +173,13 @@ def _start(config: Config, num_ranks: int, arguments: Sequence[str]) -> int:
 
 def _print_config(config: Config, as_json: bool) -> None:
     text = json.dumps(asdict(config), indent=2, default=str) if as_json else config_to_toml(config)
-    click.echo(text.rstrip())
+    print_answer(text.rstrip())
 
 
 def _print_presets(as_json: bool) -> None:
     presets = list_presets()
     if as_json:
-        click.echo(json.dumps([asdict(preset) for preset in presets], indent=2))
+        print_answer(json.dumps([asdict(preset) for preset in presets], indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("preset", "learns", "input", "parameters", "data"):
@@ -175,9 +188,6 @@ def _print_presets(as_json: bool) -> None:
         config = read_config(preset.name)
         row = (preset.name, preset.about, preset.input, f"{preset.num_parameters:,}")
         table.add_row(*map(Text, (*row, str(config.data.files))))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 120))
-    console.print(table)
     example = hint_for(read_config(presets[0].name))
-    console.print(Text(f"\nNo data yet? For {presets[0].name}, {example}"), soft_wrap=True)
+    hint = Text(f"\nNo data yet? For {presets[0].name}, {example}")
+    print_answer(draw([table, hint], min_width=120))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
@@ -50,7 +50,7 @@ def hear_others(rank: int, num_ranks: int, timeout_seconds: float) -> str:
             time.sleep(0.02)
     except RuntimeError:  # the process that keeps the store is gone
         pass
-    return _stopped(heard) or _differs(heard) or _silent(heard, num_ranks, timeout_seconds)
+    return _stopped(heard) or _differs(heard) or _silent({rank, *heard}, num_ranks, timeout_seconds)
 
 
 def find_words(rank: int) -> LastWords | None:
@@ -77,7 +77,7 @@ def _differs(heard: Mapping[int, LastWords]) -> str:
     return f"ranks ran different operators: {difference}" if difference else ""
 
 
-def _silent(heard: Mapping[int, LastWords], num_ranks: int, timeout_seconds: float) -> str:
+def _silent(heard: Set[int], num_ranks: int, timeout_seconds: float) -> str:
     silent = [str(rank) for rank in range(num_ranks) if rank not in heard]
     said = f", there is no word of {', '.join(silent)}" if silent else ""
     return (

@@ -28,6 +28,9 @@ from hyperslab.layout import AXES, Grid
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
+MOST_SECONDS = 10**7
+"""Of patience; torch counts milliseconds."""
+
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
@@ -132,8 +135,10 @@ def init(
     num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
     asked = (sample, channel, depth, height, width)
     grid = _grid(dict(zip(AXES, asked, strict=True)), num_ranks)
-    if not timeout_seconds > 0:
-        raise ConfigError(f"timeout_seconds must be above 0, got {timeout_seconds}")
+    if not 0 < timeout_seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"timeout_seconds must be above 0 and at most {MOST_SECONDS}, got {timeout_seconds}"
+        )
     timeout = timedelta(seconds=timeout_seconds)
     place = _device(device, launch)
     if num_ranks == 1:
@@ -172,7 +177,12 @@ def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
 
 
 def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}")
     if place.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device {device!r} was asked for, but torch finds no usable GPU")

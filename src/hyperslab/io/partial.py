@@ -30,6 +30,9 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
     Its bytes are on the disk by then. After an error nothing is left of it. It is locked meanwhile,
     so that ``remove_leftovers`` can tell it from the file of a writer that was killed.
     """
+    target = target.resolve()  # not a link, but what it leads to, is replaced
+    if target.exists() and not target.is_file():
+        raise WriteError(f"{target} cannot be written: it is there, and not a file")
     with explained_writing(target):
         path, fd = _create(target)
         try:

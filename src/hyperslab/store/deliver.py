@@ -83,7 +83,7 @@ class SlabDelivery:
         dtype = self._dtype or (x.dtype if x.is_complex() else torch.get_default_dtype())
         if self._normalize.is_nothing:
             return _converted(x, dtype)
-        y = _converted(x, torch.promote_types(dtype, torch.float32), owned=True)
+        y = _converted(x, _exact(torch.promote_types(dtype, torch.float32), x), owned=True)
         return normalized(y, self._normalize, stats, "C" in self._spec.axes.letters).to(dtype)
 
     def _target(self, x: Tensor) -> Tensor:
@@ -142,6 +142,12 @@ def _check_range(name: str, array: NDArray[Any]) -> None:
         raise FormatError(
             f"array {name!r} has a value of {array.max()}, and torch's whole numbers end at 2**63"
         )
+
+
+def _exact(dtype: torch.dtype, x: Tensor) -> torch.dtype:
+    """``dtype``, or float64 where that cannot hold what a file can: an offset may be subtracted."""
+    has_more = x.dtype == torch.float64 or (not x.is_floating_point() and x.element_size() > 2)
+    return torch.float64 if has_more and not x.is_complex() else dtype
 
 
 def _converted(x: Tensor, dtype: torch.dtype, owned: bool = False) -> Tensor:

@@ -79,7 +79,7 @@ class OwnShelf:
             memory_budget = max(0, int(free_memory() * MEMORY_SHARE / num_local) - promised)
         num_memory = min(num_owned, memory_budget // max(1, slot_nbytes))
         num_disk = _num_on_disk(num_owned - num_memory, slot_nbytes, num_local, spill_dir)
-        self._memory = Segment(num_memory * slot_nbytes)
+        self._memory = _in_memory(num_memory * slot_nbytes)
         self._disk = _spilled(num_disk * slot_nbytes, spill_dir)
         self._flags = Segment(num_memory + num_disk)
         self.holding = Holding(
@@ -126,6 +126,17 @@ def _num_on_disk(num: int, slot_nbytes: int, num_local: int, spill_dir: Path | N
         return 0
     free = free_disk(spill_dir or Path(tempfile.gettempdir()))
     return min(num, int(free * DISK_SHARE / num_local) // max(1, slot_nbytes))
+
+
+def _in_memory(nbytes: int) -> Segment:
+    try:
+        return Segment(nbytes)
+    except OSError as error:
+        raise ConfigError(
+            f"{nbytes} bytes of memory for samples cannot be had: {error.strerror}; set a smaller "
+            "memory_budget, raise the limit on files (ulimit -f), which counts here, or use "
+            "store='none'"
+        ) from error
 
 
 def _spilled(nbytes: int, spill_dir: Path | None) -> Segment:

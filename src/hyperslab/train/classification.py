@@ -25,7 +25,7 @@ from hyperslab.train.metrics import (
     macro_auc,
     ratio,
 )
-from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.slices import Picture, draw_pictures, input_pictures
 from hyperslab.train.task import Meter, Task
 
 
@@ -80,7 +80,7 @@ class ClassificationMeter(Meter):
         self._weights.append(as_floats(ones))
 
     def look(self, output: Values, target: Values, batch: Batch) -> None:
-        self._pictures = pictures_of(batch.x, "input")
+        self._pictures = input_pictures(batch.x)
 
     def count(self) -> dict[str, float]:
         if not self._logits:
@@ -96,7 +96,7 @@ class ClassificationMeter(Meter):
         }
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png")
+        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
         if self._logits and (samples := self._samples())[1].size:
             logits, labels, weights = samples
             counts = confusion(labels, logits.argmax(1), weights, logits.shape[1])
@@ -105,6 +105,19 @@ class ClassificationMeter(Meter):
             scores = log_odds(logits)[:, None] if is_one else log_softmax(logits)
             drawn += draw_roc(scores, labels, weights, self.names, folder / "roc.png")
         return drawn
+
+    def _remarks(self) -> list[str]:
+        """What is known of the first sample."""
+        if not self._logits or not len(self._logits[0]):
+            return []
+        label, logits = int(self._labels[0][0]), self._logits[0][:1]
+        guess = int(logits.argmax())
+        share = math.exp(log_softmax(logits)[0, guess])
+        true = "unknown" if label == IGNORED else self._name(label)
+        return [f"true: {true}, predicted: {self._name(guess)} ({share:.0%})"]
+
+    def _name(self, label: int) -> str:
+        return self.names[label] if self.names else f"class {label}"
 
     def _samples(self) -> tuple[Floats, Labels, Floats]:
         """Logits, labels and weights of all samples that count."""

@@ -153,6 +153,8 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         _one_of("task.kind", self.kind, TASKS)
+        if len({*self.names}) < len(self.names):
+            raise ConfigError(f"task.names must differ from each other, got {list(self.names)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,11 @@ class ScheduleConfig:
         _at_least("schedule.warmup_epochs", self.warmup_epochs, 0)
         _above("schedule.decay_epochs", self.decay_epochs, 0)
         _above("schedule.power", self.power, 0)
+        if self.decay_epochs is not None and self.decay_epochs <= self.warmup_epochs:
+            raise ConfigError(
+                f"schedule.decay_epochs = {self.decay_epochs} must be above "
+                f"schedule.warmup_epochs = {self.warmup_epochs}: decay follows the warm-up"
+            )
         if not 0 <= self.final <= 1:
             raise ConfigError(f"schedule.final must be from 0 to 1, got {self.final}")
 

@@ -9,6 +9,9 @@ from hyperslab.errors import ConfigError
 from hyperslab.train.config_keys import nearest_key, nearest_table, settings, tables
 from hyperslab.train.config_values import MisfitError, expected, fit, shown
 
+MERGED = ("options", "beside")
+"""Settings that are tables of independent entries; others, such as ``normalize``, are one value."""
+
 Tables = dict[str, dict[str, Any]]
 """Settings by table and name."""
 
@@ -64,14 +67,14 @@ def wrong_value(key: str, annotation: Any, value: object, origin: str) -> Config
 
 
 def merged(base: Tables, over: Tables) -> Tables:
-    """``base`` with the settings of ``over`` in place of its own; their tables are merged."""
+    """``base`` with the settings of ``over`` in place of its own; options are merged."""
     found = {table: dict(pairs) for table, pairs in base.items()}
     for table, pairs in over.items():
         mine = found.setdefault(table, {})
         forget_options(mine, pairs.get("name"))
         for name, value in pairs.items():
             old = mine.get(name)
-            merge = isinstance(old, dict) and isinstance(value, dict)
+            merge = name in MERGED and isinstance(old, dict) and isinstance(value, dict)
             mine[name] = {**(old or {}), **value} if merge else value
     return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,20 +25,37 @@ def open_parts(config: Config) -> dict[str, Dataset]:
     """The parts that have samples, by name.
 
     Samples are given to parts before they are cut into tiles, so that no two parts have tiles of
-    the same sample.
+    the same sample. Files that are named for validation or test are not trained on.
     """
     data = config.data
-    whole = _opened(data, data.files, config)
     named = {name: getattr(data, name) for name in ("validation", "test")}
     shares = {name: part for name, part in named.items() if isinstance(part, int | float)}
+    others = {name: find_files(files) for name, files in named.items() if name not in shares}
+    whole = _opened(data, _files_to_train(config, others))
     parts = _split(whole, shares, config.train.seed)
-    for name, files in named.items():
-        if name not in shares and files:
-            parts[name] = _opened(data, files, config)
-            _check_alike(name, parts[name], whole)
+    for name, paths in others.items():
+        parts[name] = _opened(data, paths)
+        _check_alike(name, parts[name], whole)
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}
+
+
+def digest(part: Dataset) -> int:
+    """The same for the same samples in the same order, wherever their folder lies."""
+    places = (part.place_of(index) for index in range(len(part)))
+    return zlib.crc32("\n".join(f"{path.name} {number}" for path, number in places).encode())
+
+
+def check_same_parts(before: Mapping[str, int], now: Mapping[str, int]) -> None:
+    """Raises if samples that a run has learned from would now be for validation or test."""
+    changed = [name for name in PARTS if before.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(
+            f"the samples for {' and '.join(changed)} are not those that the run was begun with: "
+            "data.files, data.validation, data.test, data.tile and train.seed must stay as they "
+            "were, or begin anew in another folder"
+        )
 
 
 def make_loader(
@@ -70,15 +89,28 @@ def make_loader(
     )
 
 
-def _opened(data: DataConfig, files: Any, config: Config) -> Dataset:
-    names = ("preset", "sample", "target", "axes", "stats", "format")
-    given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
+def _files_to_train(config: Config, others: Mapping[str, list[Path]]) -> list[Path]:
     try:
-        paths = find_files(files)
+        paths = find_files(config.data.files)
     except FormatError as error:
         if hint := hint_for(config):
             raise FormatError(f"{error}; {hint}") from error
         raise
+    kept = {path.resolve(): name for name, files in others.items() for path in files}
+    if len(kept) < sum(map(len, others.values())):
+        raise ConfigError("data.validation and data.test name the same file: give each its own")
+    left = [path for path in paths if path.resolve() not in kept]
+    if not left:
+        raise ConfigError(
+            f"data.validation and data.test name all {len(paths)} files of data.files: there is "
+            "nothing left to train on"
+        )
+    return left
+
+
+def _opened(data: DataConfig, paths: list[Path]) -> Dataset:
+    names = ("preset", "sample", "target", "axes", "stats", "format")
+    given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
     found = open_files(paths, **given, **data.options)
     others = {name: open_files(pattern) for name, pattern in data.beside.items()}
     return found.beside(**others) if others else found

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 import hyperslab
 from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
+from hyperslab.train.command_line import user_command
 
 PACKAGES = ("numpy", "h5py", "safetensors", "pytorch_optimizer")
 GIT_SECONDS = 5
@@ -25,7 +24,7 @@ def describe_environment(mesh: Mesh) -> dict[str, Any]:
     """Versions, machine, launcher, mesh, code and command line, as JSON can hold them."""
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(sys.orig_argv),
+        "command": user_command(),
         "folder": os.getcwd(),  # noqa: PTH109 - a text
         "git": _git(),
         "host": platform.node(),

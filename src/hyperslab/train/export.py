@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +51,7 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
 
     One process is enough, whatever the mesh of the run.
     """
+    _check_run(run_folder)
     found = find_checkpoints(run_folder / "checkpoints")
     if not found:
         raise FormatError(f"{run_folder} has no checkpoints")
@@ -70,6 +73,18 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
     return step
 
 
+def _check_run(folder: Path) -> None:
+    """Raises if ``folder`` is not that of a run."""
+    if (folder / "checkpoints").is_dir():
+        return
+    if match := re.fullmatch(r"step_0*(\d+)", folder.resolve().name):
+        raise FormatError(
+            f"{folder} is a checkpoint, not the folder of a run: name the run's folder and "
+            f"--step {match[1]}"
+        )
+    raise FormatError(f"{folder} is not the folder of a run: there are no checkpoints in it")
+
+
 def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig | None) -> None:
     """Writes tensors to a file, whole or not at all."""
     from safetensors import SafetensorError
@@ -81,8 +96,21 @@ def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig |
     with partial_file(path) as (part, _):
         try:
             save_file(_separate(state), part, metadata=about)
+            _settle(part)
         except (SafetensorError, ValueError, KeyError) as error:
             raise FormatError(f"{path} could not be written: {error}") from error
+
+
+def _settle(path: Path) -> None:
+    """Puts a file on the disk and lets others read it, as far as this process lets them.
+
+    ``save_file`` makes a file of its own under that name, for the owner alone.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

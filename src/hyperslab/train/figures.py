@@ -11,7 +11,16 @@ import numpy as np
 
 from hyperslab.train.log_file import Line, read_log
 from hyperslab.train.metrics import Floats
-from hyperslab.train.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, save_figure, tidy
+from hyperslab.train.plotting import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    count_whole,
+    new_figure,
+    save_figure,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,22 +40,18 @@ def draw_curves(log: Path, folder: Path) -> list[Path]:
         return []
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     _draw_losses(upper, steps, [line for line in lines if line.get("kind") == "scores"])
-    lower.plot(*_points(steps, "lr"), color=GREEN, linewidth=1.6)
-    lower.set_ylim(bottom=0)
-    lower.set_ylabel("learning rate")
-    lower.set_xlabel("step")
-    lower.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    _draw_rate(lower, steps)
     for axes in (upper, lower):
         tidy(axes)
         axes.margins(x=0.02)
+    count_whole(lower.xaxis)
     figure.align_ylabels()
     return save_figure(figure, folder / "curves.png")
 
 
 def _draw_losses(axes: Axes, steps: Sequence[Line], scores: Sequence[Line]) -> None:
     drawn = [_points(steps, "loss")]
-    marker = "o" if len(steps) < 3 else None
-    axes.plot(*drawn[0], color=BLUE, linewidth=1.3, marker=marker, label="training")
+    axes.plot(*drawn[0], color=BLUE, linewidth=1.3, marker=_marker(steps), label="training")
     validation = [line for line in scores if line.get("part") == "validation"]
     if validation:
         drawn.append(_points(validation, "loss"))
@@ -60,6 +65,22 @@ def _draw_losses(axes: Axes, steps: Sequence[Line], scores: Sequence[Line]) -> N
     axes.set_ylabel("loss")
     axes.set_title("Loss and learning rate")
     axes.legend(frameon=False)
+
+
+def _draw_rate(axes: Axes, steps: Sequence[Line]) -> None:
+    """From 0 to a little above the highest, so that a constant rate is seen too."""
+    points = _points(steps, "lr")
+    axes.plot(*points, color=GREEN, linewidth=1.6, marker=_marker(steps), markersize=4)
+    highest = max(points[1][np.isfinite(points[1])], default=0.0)
+    axes.set_ylim(0, 1.15 * highest or None)
+    axes.set_ylabel("learning rate")
+    axes.set_xlabel("step")
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+
+
+def _marker(steps: Sequence[Line]) -> str | None:
+    """So few steps are hardly a line."""
+    return "o" if len(steps) < 3 else None
 
 
 def _points(lines: Sequence[Line], key: str) -> tuple[Floats, Floats]:
@@ -76,9 +97,10 @@ def draw_predictions(
     num_panels = true.shape[1]
     num_columns = min(num_panels, 4 if num_panels > 6 or num_panels == 4 else 3)
     num_rows = -(-num_panels // num_columns)
-    figure = new_figure(3.4 * num_columns + 0.4, 3.4 * num_rows + 0.5)
+    figure = new_figure(3.2 * num_columns + 0.6, 3.4 * num_rows + 0.7)
     if figure is None:
         return []
+    figure.set_layout_engine("constrained", h_pad=0.1)  # "compressed" has no room for the title
     cells = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axes in cells[num_panels:]:
         axes.axis("off")

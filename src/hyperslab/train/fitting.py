@@ -47,10 +47,24 @@ def fit_values(output: Values, target: Values) -> tuple[Values, Values]:
         raise ConfigError(f"the target is {target.dtype}: numbers to learn must be real")
     if _without_ones(output.shape) != _without_ones(target.shape):
         raise ConfigError(
-            f"the model gives {tuple(output.shape)} and the target is {tuple(target.shape)}: set "
-            "the number of outputs in model.options, or name another array in task.target"
+            f"the model gives {tuple(output.shape)} and the target is {tuple(target.shape)}: "
+            f"{_advice(output.shape, target.shape)}, or name another array in task.target"
         )
     return output, _shaped(target, output.shape).to(output.dtype)
+
+
+def _advice(output: Sequence[int], target: Sequence[int]) -> str:
+    """What would make the values of a model fit: other extents, or another number of outputs."""
+    ndim = max(len(output), len(target))
+    one, other = (
+        (*shape[:1], *(1,) * (ndim - len(shape)), *shape[1:]) for shape in (output, target)
+    )
+    if ndim > 2 and one[1] == other[1]:
+        return (
+            "their extents differ, so use a model that gives maps of that size (model.options) or "
+            "data of another"
+        )
+    return "set the number of outputs in model.options"
 
 
 def fit_labels(output: Values, target: Values, *, loss: str) -> tuple[Values, Values]:

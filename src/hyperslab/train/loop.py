@@ -21,7 +21,9 @@ from hyperslab.store import Loader
 from hyperslab.train.batch import Batch, Roles
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
+from hyperslab.train.datasets import check_same_parts
 from hyperslab.train.evaluate import evaluate
+from hyperslab.train.optimizers import choose_settings, take_step
 from hyperslab.train.pace import Pace
 from hyperslab.train.progress import TrainProgress
 from hyperslab.train.recorder import Recorder
@@ -43,6 +45,29 @@ class Standing:
     """Validations in a row that were no better than the best."""
 
 
+@dataclass
+class _Passes:
+    """The forward and backward passes of one step."""
+
+    step: int = 0
+    """Its number in the epoch."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Each times what it counts."""
+    total: float = 0.0
+    num_samples: int = 0
+
+    def add(self, step: int, loss: Tensor, count: float, num_samples: int) -> None:
+        self.step = step
+        self.losses.append(loss)
+        self.total += count
+        self.num_samples += num_samples
+
+    @property
+    def count(self) -> float:
+        """What the losses are divided by; where nothing counts, they are 0."""
+        return self.total or 1.0
+
+
 @dataclass(kw_only=True)
 class Trainer:
     config: Config
@@ -59,8 +84,12 @@ class Trainer:
     recorder: Recorder
     progress: TrainProgress
     signals: StopSignals
+    parts_digest: dict[str, int]
+    """Of the samples in each part: no sample may go from one to another when a run goes on."""
     standing: Standing = field(default_factory=Standing)
     pace: Pace = field(default_factory=Pace)
+    _norm: Tensor | None = None
+    """Of the last step's gradients, before they were clipped."""
 
     def fit(self) -> str | None:
         """Trains to the end, or until a signal to stop, whose name it returns.
@@ -79,64 +108,64 @@ class Trainer:
 
     def _train_epoch(self) -> str | None:
         self.model.train()
-        losses: list[Tensor] = []
-        num_samples = 0
+        passes = _Passes()
         for arrays in self.pace.timed(self.loader):
-            batch = self.roles.batch(arrays)
-            completes = len(losses) + 1 == self.config.train.accumulate or self._is_between_epochs()
-            losses.append(self._learn(batch, completes))
-            num_samples += batch.num_samples
+            end = self._num_taken()
+            step = (end - 1) // self.config.data.batch_size
+            if passes.losses and passes.step != step:  # its last batches could not be read
+                self._update(passes)
+                passes = _Passes()
+            if self.config.data.drop_last and step == self._short_step():
+                continue
+            completes = end % self.config.data.batch_size == 0 or self._is_between_epochs()
+            passes.add(step, *self._learn(self.roles.batch(arrays), completes))
             if completes:
-                self._update(losses, num_samples)
-                losses, num_samples = [], 0
+                self._update(passes)
+                passes = _Passes()
                 if (signal := self.signals.poll()) or self._is_done():
                     return signal
                 self._save_now_and_then()
-        if losses:  # the last batches of the epoch could not be read
-            self._update(losses, num_samples)
+        if passes.losses:
+            self._update(passes)
         return None
 
-    def _learn(self, batch: Batch, completes: bool) -> Tensor:
-        """Adds to the gradients those of a batch, times its samples; gives its loss, times them.
+    def _learn(self, batch: Batch, completes: bool) -> tuple[Tensor, float, int]:
+        """Adds to the gradients those of a batch; gives its loss, what it counts, its samples.
 
+        Of several passes each counts what its loss was divided by, and both are multiplied by that.
         A step's gradients are averaged over the ranks in its last backward pass, unless bad samples
         may be skipped: then any pass may be the last.
         """
-        accumulates, skips = (
-            self.config.train.accumulate > 1,
-            self.config.data.bad_samples == "skip",
-        )
+        skips, count = self.config.data.bad_samples == "skip", 1.0
         with nullcontext() if completes or skips else cast(Parallel, self.model).no_sync():
             with self.context:
-                loss = self.task.loss(self.model(batch.x), batch)
-            if accumulates:
-                loss = loss * batch.num_samples
+                output = self.model(batch.x)
+                loss = self.task.loss(output, batch)
+            if self.config.train.accumulate > 1:
+                count = self.task.count(output, batch)
+                loss = loss * count
             loss.backward()
-        return loss.detach()
+        return loss.detach(), count, batch.num_samples
 
-    def _update(self, losses: list[Tensor], num_samples: int) -> None:
+    def _update(self, passes: _Passes) -> None:
         """One step of the optimizer."""
-        loss = torch.stack(losses).sum()
+        loss = torch.stack(passes.losses).sum()
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.config.train.accumulate > 1:
-            loss = loss / num_samples
-            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], num_samples)
-        norm = None
+            loss = loss / passes.count
+            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], passes.count)
         if self.config.train.clip is not None:
-            norm = clip_grad_norm_(parameters, self.config.train.clip)
+            self._norm = clip_grad_norm_(parameters, self.config.train.clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr()
-        self.optimizer.step()
+            group["lr"] = self.config.optimizer.lr * self.rate(self._start(passes.step))
+        take_step(self.optimizer)
         self.optimizer.zero_grad()
         self.standing.step += 1
-        self.pace.add(loss, num_samples)
+        self.pace.add(loss, passes.num_samples)
         if self.standing.step % self.config.run.log_every == 0:
-            self._report(norm)
+            self._report()
         else:
             self.progress.step(self.standing.step, self.loader.epoch)
-
-    def _lr(self) -> float:
-        return self.config.optimizer.lr * self.rate(self.standing.step)
 
     # Between epochs
 
@@ -196,6 +225,24 @@ class Trainer:
     def _is_between_epochs(self) -> bool:
         return bool(self.loader.state_dict()["sample"] == 0)
 
+    def _num_taken(self) -> int:
+        """The samples of this epoch up to the last batch, those that could not be read too."""
+        at = self.loader.state_dict()
+        num, size = at["num_samples"], at["batch_size"]
+        last = num // size * size if self.config.data.drop_last else num
+        return int(at["sample"] or last)
+
+    def _short_step(self) -> int:
+        """The number, in its epoch, of the step that would have too few samples."""
+        num = int(self.loader.state_dict()["num_samples"])
+        return num // self.config.data.batch_size
+
+    def _start(self, step: int) -> float:
+        """The epochs before a step of the epoch that batches were last taken of."""
+        at = self.loader.state_dict()
+        epoch = at["epoch"] - (at["sample"] == 0)
+        return float(epoch + step * self.config.data.batch_size / at["num_samples"])
+
     def _is_done(self) -> bool:
         settings = self.config.train
         return (
@@ -204,14 +251,20 @@ class Trainer:
             or (settings.patience is not None and self.standing.num_worse >= settings.patience)
         )
 
+    def num_steps(self) -> int:
+        """Of the whole run, those already made included."""
+        at = self.loader.state_dict()
+        left = self.config.train.epochs - at["epoch"] - at["sample"] / at["num_samples"]
+        total = self.standing.step + max(0, math.ceil(left * self.rate.steps_per_epoch - 1e-9))
+        return int(min(total, self.config.train.steps or total))
+
     # Log and checkpoints
 
-    def _report(self, norm: Tensor | None = None) -> None:
+    def _report(self) -> None:
         stretch = self.pace.settle(self.standing.step)
         if stretch is None:
             return
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = self._norm.full_tensor() if isinstance(self._norm, DTensor) else self._norm
         self.recorder.step(
             self.standing.step,
             self.loader.epoch,
@@ -238,6 +291,7 @@ class Trainer:
             "values": {
                 "standing": asdict(self.standing),
                 "loader": self.loader.state_dict(),
+                "parts": self.parts_digest,
                 "random": random_state(),
             },
         }
@@ -249,7 +303,11 @@ class Trainer:
         """
         if self.checkpoints.latest() is None:
             return False
+        chosen = [{**group, "params": None} for group in self.optimizer.param_groups]
         values = self.checkpoints.load({"model": self.model, "optimizer": self.optimizer})
+        check_same_parts(values["parts"], self.parts_digest)
+        for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
+            choose_settings(group, settings)
         self.standing = Standing(**values["standing"])
         self.loader.load_state_dict(values["loader"])
         set_random_state(values["random"])

@@ -122,6 +122,8 @@ LOSSES: Mapping[str, Loss] = {
 VALUE_LOSSES = ("mse", "l1", "huber", "smooth_l1", "bce")
 CLASS_LOSSES = ("cross_entropy", "bce")
 MAP_LOSSES = (*CLASS_LOSSES, "dice", "dice_cross_entropy", "dice_bce")
+COUNTED = ("cross_entropy", "bce")
+"""Those that are divided by what the labels count, if there are labels."""
 ENTROPIES = tuple(name for name in MAP_LOSSES if name != "dice")
 """Those in which classes can have weights."""
 
@@ -156,6 +158,8 @@ class OwnLoss:
     def __call__(self, output: Values, target: Values, weight: Values | None) -> Tensor:
         if isinstance(output, Slab | Tensor):
             output = widened(output)
+            if isinstance(self._function, nn.Module):
+                self._function.to(output.device, output.dtype)
         if self._takes_weight:
             return self._one_number(self._function(output, target, sample_weight=weight))
         each = self._function(output, target)
@@ -186,6 +190,11 @@ def _made(found: Any, name: str) -> Callable[..., Any]:
             f"task.loss = {name!r} cannot be made without arguments ({error}): write a function "
             "of output and target that makes it"
         ) from error
+    if isinstance(made, nn.Module) and any(True for _ in made.parameters()):
+        raise ConfigError(
+            f"task.loss = {name!r} has parameters, which would not be trained: put them into the "
+            "model"
+        )
     return made
 
 
@@ -206,6 +215,14 @@ def _counts(labels: Values, class_weights: Tensor | None, dtype: torch.dtype) ->
     local = labels.local if isinstance(labels, Slab) else labels
     weights = class_weights.to(dtype)[local.clamp(min=0)]
     return (labels.with_local(weights) if isinstance(labels, Slab) else weights) * counted
+
+
+def label_count(labels: Values, weight: Values | None, class_weights: Tensor | None) -> float:
+    """What all labels together count. Collective over the mesh."""
+    counts = _counts(labels, class_weights, torch.float64)
+    if weight is not None:
+        counts = counts * beside(weight.to(torch.float64), counts)
+    return float(counts.sum())
 
 
 def _counted_mean(total: Values, counts: Values, weight: Values | None) -> Tensor:

@@ -9,25 +9,71 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from hyperslab.errors import ConfigError
+from hyperslab.models.build import check_options
 from hyperslab.train.config import OptimizerConfig
 from hyperslab.train.named import find_named
 
+_NEEDED = inspect.Parameter.empty
+_OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default=None)
 OPTIMIZERS = ("adam", "adamw", "sgd", "lamb")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     make = _find(config.name)
-    given = {"lr": config.lr, "weight_decay": config.weight_decay, **config.options}
-    _check_options(make, given, config.name)
+    for name in ("lr", "weight_decay"):
+        if name in config.options:
+            raise ConfigError(f"optimizer.options has {name!r}: set optimizer.{name} instead")
+    given = {"lr": config.lr, **config.options}
+    if config.weight_decay:
+        given["weight_decay"] = config.weight_decay
+    elif "weight_decay" in inspect.signature(make).parameters:
+        given["weight_decay"] = 0.0
+    check_options(make, {"params": (), **given}, f"optimizer {config.name}")
     try:
-        return make(_groups(model, config.weight_decay), **given)
+        optimizer = make(_groups(model, config.weight_decay), **given)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer {config.name} cannot be made with {given}: {error}"
         ) from error
+    if inspect.signature(optimizer.step).parameters.get("closure", _OPTIONAL).default is _NEEDED:
+        raise ConfigError(f"optimizer {config.name} evaluates the loss by itself: choose another")
+    return optimizer
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """One step; an optimizer that cannot work on weights that are cut is told as such."""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        weights = (p for group in optimizer.param_groups for p in group["params"])
+        if not any(isinstance(weight, DTensor) for weight in weights):
+            raise
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot work on weights that are spread over ranks "
+            f"({str(error).splitlines()[0]}): set train.shard_weights = false, or choose adam, "
+            "adamw or sgd"
+        ) from error
+
+
+def choose_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Gives a group of weights that was loaded the settings that are asked for now.
+
+    Numbers may change while a run goes on. Switches decide what an optimizer remembers, and may
+    not.
+    """
+    for key, value in settings.items():
+        if key == "params":
+            continue
+        if isinstance(value, bool) and value != group.get(key):
+            raise ConfigError(
+                f"optimizer.options.{key} = {str(value).lower()}, but the run was begun with "
+                f"{str(group.get(key)).lower()}: leave it, or begin anew in another folder"
+            )
+        group[key] = value
 
 
 def _find(name: str) -> Callable[..., Optimizer]:
@@ -55,18 +101,6 @@ def _lamb() -> Callable[..., Optimizer]:
             "pip install 'hyperslab[train]'"
         ) from error
     return Lamb
-
-
-def _check_options(make: Callable[..., Any], given: dict[str, Any], name: str) -> None:
-    parameters = inspect.signature(make).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    valid = [key for key in parameters if key not in ("self", "params")]
-    for key in given:
-        if key not in valid:
-            near = difflib.get_close_matches(key, valid, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f": it has {', '.join(valid)}"
-            raise ConfigError(f"optimizer {name} has no option {key!r}{hint}")
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -78,6 +78,6 @@ def _check(losses: list[Any], step: int) -> None:
         if not abs(loss) < float("inf"):
             raise HyperslabError(
                 f"the loss became {loss} at step {number}: lower optimizer.lr, set train.clip, "
-                "warm up (schedule.warmup_epochs), or look for such values in the data; the last "
-                "checkpoint is from before"
+                "warm up (schedule.warmup_epochs), or look for such values in the data; all "
+                "checkpoints are from before"
             )

@@ -13,6 +13,7 @@ from hyperslab.io.partial import make_folder, partial_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _log = logging.getLogger("hyperslab")
@@ -41,7 +42,17 @@ def new_figure(width: float, height: float) -> Figure | None:
     except ImportError:
         _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
         return None
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="compressed")
+
+
+def count_whole(*axis: Axis) -> None:
+    """Ticks at whole numbers only, for what is counted: steps, cells."""
+    from matplotlib.ticker import MaxNLocator
+
+    for each in axis:
+        each.set_major_locator(
+            MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+        )
 
 
 def tidy(axes: Axes) -> None:
@@ -58,7 +69,7 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     """
     memory = io.BytesIO()
     try:
-        figure.savefig(memory, format="png", dpi=DPI)
+        figure.savefig(memory, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
         make_folder(path.parent)
         with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
             file.write(memory.getbuffer())

@@ -41,7 +41,7 @@ def _cosmoflow(size: int, count: int) -> Preset:
         name=f"cosmoflow-{size}",
         about="four cosmological parameters, from cubes of matter",
         shape=(4, size, size, size),
-        num_parameters=9_437_636,
+        num_parameters=9_439_652,
         schema="cosmoflow",
         synth=f"cosmo --size {size} --count {count}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -30,27 +31,23 @@ class TrainProgress:
     and at the end of epochs.
     """
 
-    def __init__(
-        self,
-        num_steps: int,
-        steps_per_epoch: int | None = None,
-        *,
-        show: bool = True,
-        file: TextIO | None = None,
-    ) -> None:
-        self._num_steps, self._steps_per_epoch = num_steps, steps_per_epoch
+    def __init__(self, num_epochs: int, *, show: bool = True, file: TextIO | None = None) -> None:
+        self._num_epochs = num_epochs
+        self._num_steps: int | None = None
         self._file = (file or sys.stderr) if show else None
         self._bar: _Bar | None = None
         self._first: tuple[int, float] | None = None
         """The step that was told first, and when."""
-        self._step = self._epoch = 0
+        self._step, self._epochs_done = 0, 0
+        self._ends_epoch = False
+        """Whether the step that was told last was the last of an epoch."""
         self._told: dict[str, str] = {}
         self._scores = ""
         self._shown_step, self._shown_at = 0, time.monotonic()
 
     def __enter__(self) -> Self:
         if self._file is not None and _is_terminal(self._file):
-            self._bar = _Bar(self._file, self._num_steps)
+            self._bar = _Bar(self._file)
             self._bar.start()
         return self
 
@@ -60,34 +57,50 @@ class TrainProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._step != self._shown_step:
-            self._show()
+        self._catch_up()
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
+    def begin(self, step: int, epoch: float, num_steps: int) -> None:
+        """Sets where training stands before its first step, and how many there will be in all.
+
+        ``epoch`` is as for ``step``.
+        """
+        self._step, self._epochs_done, self._num_steps = step, math.floor(epoch), num_steps
+        self._ends_epoch, self._first = False, None
+        self._shown_step, self._shown_at = step, time.monotonic()
+        if self._bar is not None:
+            self._bar.tell(step, num_steps, self._where(), "")
+            self._bar.refresh()
+
     def step(
         self,
         step: int,
-        epoch: int,
+        epoch: float,
         *,
         loss: float | None = None,
         samples_per_second: float | None = None,
         data_wait_share: float | None = None,
     ) -> None:
-        """After ``step`` steps and ``epoch`` epochs; what is not given stays as it was."""
+        """After ``step`` steps; what is not given stays as it was.
+
+        ``epoch`` is how many epochs are done, with or without the part of the one being done.
+        """
         if self._file is None:
             return
         now = time.monotonic()
         self._first = self._first or (step, now)
-        self._step, self._epoch = step, epoch
+        if step != self._step:
+            self._ends_epoch = math.floor(epoch) > self._epochs_done
+        self._step, self._epochs_done = step, math.floor(epoch)
         if loss is not None:
             self._told["loss"] = f"loss {loss:.4g}"
         if samples_per_second is not None:
             self._told["pace"] = f"{samples_per_second:.3g} samples/s"
         if data_wait_share is not None:
             self._told["wait"] = f"data wait {data_wait_share:.0%}"
-        if now - self._shown_at > self._patience(is_report=loss is not None):
+        if now - self._shown_at >= self._patience(is_report=loss is not None):
             self._show()
 
     def scores(self, part: str, scores: Mapping[str, float]) -> None:
@@ -102,7 +115,8 @@ class TrainProgress:
             self._print(f"{self._where()}  {self._scores}")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """A line that stays, after that of the last step."""
+        self._catch_up()
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -112,32 +126,37 @@ class TrainProgress:
         """The seconds to be silent after what was shown last."""
         if self._bar is not None:
             return BAR_SECONDS
-        ends_epoch = self._steps_per_epoch and self._step % self._steps_per_epoch == 0
-        return EPOCH_SECONDS if ends_epoch and is_report else LINE_SECONDS
+        if is_report and self._step == self._num_steps:
+            return 0.0
+        return EPOCH_SECONDS if is_report and self._ends_epoch else LINE_SECONDS
+
+    def _catch_up(self) -> None:
+        if self._step != self._shown_step:
+            self._show()
 
     def _show(self) -> None:
         self._shown_step, self._shown_at = self._step, time.monotonic()
         numbers = [text for text in (*self._told.values(), self._eta()) if text]
         if self._bar is not None:
             lines = "  ".join(numbers) + f"\n{self._scores}".rstrip()
-            self._bar.tell(self._step, self._where(), lines)
+            self._bar.tell(self._step, self._num_steps, self._where(), lines)
         else:
             self._print("  ".join([self._where(), *numbers]))
 
     def _where(self) -> str:
-        if not self._steps_per_epoch:
-            return f"epoch {self._epoch} step {self._step}/{self._num_steps}"
-        epoch, num_epochs = (
-            -(-steps // self._steps_per_epoch) for steps in (self._step, self._num_steps)
-        )
-        return f"epoch {epoch}/{num_epochs} step {self._step}/{self._num_steps}"
+        """The epoch that the last step was of, or the next will be, and the step."""
+        epoch = min(self._epochs_done + (not self._ends_epoch), self._num_epochs)
+        of = "" if self._num_steps is None else f"/{self._num_steps}"
+        return f"epoch {epoch}/{self._num_epochs} step {self._step}{of}"
 
     def _eta(self) -> str:
         """The time that the steps to come will take if they are like those since the first."""
-        if self._first is None or self._step <= self._first[0] or self._step >= self._num_steps:
+        if self._first is None or self._num_steps is None:
             return ""
-        step, start = self._first
-        seconds = (time.monotonic() - start) / (self._step - step) * (self._num_steps - self._step)
+        (step, start), to_come = self._first, self._num_steps - self._step
+        if self._step <= step or to_come <= 0:
+            return ""
+        seconds = (time.monotonic() - start) / (self._step - step) * to_come
         return f"ETA {timedelta(seconds=round(seconds))}"
 
     def _print(self, text: str) -> None:
@@ -149,7 +168,7 @@ class TrainProgress:
 class _Bar(Progress):
     """A bar, and lines of numbers below it."""
 
-    def __init__(self, file: TextIO, num_steps: int) -> None:
+    def __init__(self, file: TextIO) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
         self._numbers = Text(no_wrap=True, overflow="ellipsis")
         super().__init__(
@@ -158,15 +177,15 @@ class _Bar(Progress):
             refresh_per_second=4,
             redirect_stdout=sys.stdout.isatty(),  # else it is for a program
         )
-        self._task = self.add_task("", total=num_steps)
+        self._task = self.add_task("", total=None)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
         yield self._numbers
 
-    def tell(self, step: int, where: str, numbers: str) -> None:
+    def tell(self, step: int, num_steps: int | None, where: str, numbers: str) -> None:
         self._numbers.plain = numbers
-        self.update(self._task, completed=step, description=where)
+        self.update(self._task, completed=step, total=num_steps, description=where)
 
 
 def _is_terminal(file: TextIO) -> bool:

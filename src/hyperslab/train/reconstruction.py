@@ -10,7 +10,14 @@ from hyperslab.train.batch import Batch
 from hyperslab.train.fitting import Values
 from hyperslab.train.metrics import Errors
 from hyperslab.train.regression import Regression
-from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.slices import (
+    Picture,
+    draw_pictures,
+    in_colours,
+    input_pictures,
+    on_one_scale,
+    pictures_of,
+)
 from hyperslab.train.task import Meter, Task
 
 
@@ -37,8 +44,10 @@ class ReconstructionMeter(Meter):
         self._high = max(self._high, float(target.amax()))
 
     def look(self, output: Values, target: Values, batch: Batch) -> None:
-        inputs = pictures_of(target, "input")
-        self._pictures = inputs + pictures_of(output, "reconstructed", scales=inputs)
+        inputs, outputs = input_pictures(target), pictures_of(output, "reconstructed")
+        if len(outputs) > len(inputs):
+            outputs = in_colours(outputs, "reconstructed")
+        self._pictures = on_one_scale(inputs, outputs)
 
     def count(self) -> dict[str, float]:
         scores = self._errors.means()

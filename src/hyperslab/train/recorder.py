@@ -102,9 +102,7 @@ class Recorder:
             )
             return None
         try:
-            return SummaryWriter(
-                str(self._folder.tensorboard), purge_step=step + 1 if step else None
-            )
+            return SummaryWriter(str(self._folder.tensorboard), purge_step=step + 1)
         except OSError as error:
             self._warn(error)
             return None

@@ -12,11 +12,13 @@ from hyperslab.train.figures import draw_predictions
 from hyperslab.train.fitting import Values, fit_values, the_tensor
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
-from hyperslab.train.slices import Picture, draw_pictures, pictures_of
+from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
 from hyperslab.train.task import Meter, Task
 
 MOST_PANELS = 12
 """Numbers that are drawn."""
+MOST_REMARKS = 4
+"""Numbers of the first sample that are told with its picture."""
 
 
 class Regression(Task):
@@ -54,11 +56,13 @@ class RegressionMeter(Meter):
                 rows.append(as_floats(gather(x)).reshape(x.shape[:2])[:, :MOST_PANELS])
 
     def look(self, output: Values, target: Values, batch: Batch) -> None:
-        self._pictures = pictures_of(batch.x, "input")
+        self._pictures = input_pictures(batch.x)
         if output.shape[2:].numel() > 1:
-            maps = pictures_of(target, "true", self.names)
-            self._pictures += maps
-            self._pictures += pictures_of(output, "predicted", self.names, scales=maps)
+            true, predicted = (
+                pictures_of(x, title, self.names)
+                for title, x in {"true": target, "predicted": output}.items()
+            )
+            self._pictures += on_one_scale(true, predicted)
 
     def count(self) -> dict[str, float]:
         each = {"mae": self._errors.mae, "mse": self._errors.mse, "r2": self._errors.r2}
@@ -68,9 +72,20 @@ class RegressionMeter(Meter):
         return scores
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png")
+        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
         if self._predicted:
             true, predicted = np.concatenate(self._true), np.concatenate(self._predicted)
             path = folder / "predictions.png"
             drawn += draw_predictions(true, predicted, self._errors.r2, self.names, path)
         return drawn
+
+    def _remarks(self) -> list[str]:
+        """What is known of the first sample."""
+        if not self._predicted or not len(self._predicted[0]):
+            return []
+        true, predicted = self._true[0][0], self._predicted[0][0]
+        names = self.names or [
+            f"number {k}" if len(true) > 1 else "value" for k in range(len(true))
+        ]
+        rows = list(zip(names, true, predicted, strict=False))[:MOST_REMARKS]
+        return [f"{name}: true {one:.4g}, predicted {other:.4g}" for name, one, other in rows]

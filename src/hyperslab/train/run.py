@@ -12,25 +12,26 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.table import Table
 from torch import nn
 
 from hyperslab.comm.mesh import Mesh, init
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
 from hyperslab.models import build
+from hyperslab.models.build import check_options
 from hyperslab.nn import parallelize
 from hyperslab.train.activations import checkpoint_activations
 from hyperslab.train.batch import Roles
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
-from hyperslab.train.datasets import make_loader, open_parts
+from hyperslab.train.datasets import digest, make_loader, open_parts
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.export import export_state, load_weights
 from hyperslab.train.figures import draw_curves
 from hyperslab.train.loop import Trainer
 from hyperslab.train.named import find_named
 from hyperslab.train.optimizers import make_optimizer
+from hyperslab.train.outcome import Outcome
 from hyperslab.train.precision import float32_products, forward_context
 from hyperslab.train.progress import TrainProgress
 from hyperslab.train.read_config import config_to_toml
@@ -44,28 +45,10 @@ STOPPED = 75
 """The exit code of a run that a signal stopped and that can go on (EX_TEMPFAIL)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    summary: dict[str, Any]
-    exit_code: int = 0
-
-    def table(self) -> Table:
-        """The scores of each part that was evaluated."""
-        parts = self.summary["scores"]
-        table = Table(title=f"{self.summary['folder']}: {self.summary['state']}")
-        table.add_column("score")
-        for name in parts:
-            table.add_column(name, justify="right")
-        for key in dict.fromkeys(key for scores in parts.values() for key in scores):
-            found = (scores.get(key) for scores in parts.values())
-            table.add_row(key, *("" if score is None else f"{score:.4g}" for score in found))
-        return table
-
-
-def run(config: Config, *, resume: bool = False) -> Outcome:
+def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> Outcome:
     """Trains, validates and tests as ``config`` says, and writes all of it to the run's folder.
+
+    With ``ends_process`` the caller is about to end: a signal that comes late changes nothing.
 
     Collective over all ranks, which torchrun, srun, mpirun or the caller has started.
     """
@@ -74,17 +57,17 @@ def run(config: Config, *, resume: bool = False) -> Outcome:
         mesh = init(**asdict(config.mesh))
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
-        signals = stack.enter_context(StopSignals(mesh))
+        signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
         parts = open_parts(config)
         model = make_model(config, mesh, parts["train"])
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
-        folder = stack.enter_context(
-            RunFolder.begin(path, config_to_toml(config), mesh, resume=resume)
-        )
+        folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
         if resume and trainer.resume():
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
+        folder.note_start(config_to_toml(config), mesh)
         trainer.recorder.begin(trainer.standing.step)
+        trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
         signal = trainer.fit()
         trainer.checkpoints.wait()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
@@ -135,12 +118,8 @@ def _built(config: Config) -> nn.Module:
     if ":" not in name:
         return build(name, options)
     make = find_named(name, "model.name")
-    try:
-        model = make(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{name} cannot be made with model.options = {dict(options)}: {error}"
-        ) from error
+    check_options(make, options, f"model {name}")
+    model = make(**options)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model.name = {name!r} gives a {type(model).__name__}, not a module")
     return model
@@ -160,13 +139,13 @@ def _trainer(
     validation = None
     if "validation" in parts:
         validation = stack.enter_context(make_loader(parts["validation"], config, mesh))
-    steps_per_epoch = math.ceil(len(loader) / config.train.accumulate)
-    num_steps = min(config.train.epochs * steps_per_epoch, config.train.steps or math.inf)
     return Trainer(
         config=config,
         model=model,
         optimizer=make_optimizer(model, config.optimizer),
-        rate=RateFactor(config.schedule, steps_per_epoch, config.train.epochs),
+        rate=RateFactor(
+            config.schedule, _steps_per_epoch(len(parts["train"]), config), config.train.epochs
+        ),
         task=make_task(config.task),
         roles=Roles.of(parts["train"], config.task),
         loader=loader,
@@ -176,11 +155,22 @@ def _trainer(
             Checkpoints(folder.checkpoints, mesh, keep=config.run.keep)
         ),
         recorder=stack.enter_context(Recorder(folder, mesh, tensorboard=config.run.tensorboard)),
-        progress=stack.enter_context(
-            TrainProgress(int(num_steps), steps_per_epoch, show=mesh.rank == 0)
-        ),
+        progress=stack.enter_context(TrainProgress(config.train.epochs, show=mesh.rank == 0)),
         signals=signals,
+        parts_digest={name: digest(part) for name, part in parts.items()},
     )
+
+
+def _steps_per_epoch(num_samples: int, config: Config) -> int:
+    size = config.data.batch_size
+    if not config.data.drop_last:
+        return math.ceil(num_samples / size)
+    if num_samples < size:
+        raise ConfigError(
+            f"data.drop_last leaves no step: there are {num_samples} samples to train on, and "
+            f"data.batch_size = {size}"
+        )
+    return num_samples // size
 
 
 def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFolder) -> _Test:
@@ -228,7 +218,7 @@ def _summary(trainer: Trainer, mesh: Mesh, folder: RunFolder, test: _Test) -> di
         "best_step": standing.best_step,
         "scores": {part: _plain(found) for part, found in scores.items() if found},
         "figures": [str(path) for path in test.figures],
-        "weights": None if test.signal else str(folder.weights),
+        "weights": str(folder.weights) if folder.weights.exists() else None,
         "mesh": mesh.grid.describe(),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from hyperslab.comm import agree
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.partial import explained_writing, make_folder, partial_file
+from hyperslab.train.checkpoint_shelf import find_checkpoints
 from hyperslab.train.environment import describe_environment
 from hyperslab.train.folder_lock import FolderLock
 from hyperslab.train.log_file import to_json
@@ -40,11 +40,10 @@ class RunFolder:
         self.path, self._lock = path, lock
 
     @classmethod
-    def begin(cls, path: Path, config_toml: str, mesh: Mesh, *, resume: bool) -> RunFolder:
+    def begin(cls, path: Path, mesh: Mesh, *, resume: bool) -> RunFolder:
         """The folder, ready to be written to; what it cannot be raises on all ranks.
 
-        A folder in which a run has left checkpoints is only taken with ``resume``. If settings then
-        differ from those before, a warning names them, and both are kept.
+        A folder in which a run has left checkpoints is only taken with ``resume``.
 
         Collective over all ranks.
         """
@@ -52,13 +51,29 @@ class RunFolder:
         try:
             if mesh.rank == 0:
                 with explained_writing(folder.path):
-                    folder._take(config_toml, mesh, resume)
+                    folder._take(resume)
         except (ConfigError, FormatError) as wrong:
             folder.close()
             error = wrong
         agree(error, mesh)
         agree(folder._unseen(mesh), mesh)
         return folder
+
+    def note_start(self, config_toml: str, mesh: Mesh) -> None:
+        """Writes down the settings and the environment, once it is sure that the run can begin.
+
+        If settings differ from those before, a warning names them, and both are kept.
+
+        Collective over all ranks.
+        """
+        error = None
+        try:
+            if mesh.rank == 0:
+                with explained_writing(self.path):
+                    self._note_start(config_toml, mesh)
+        except FormatError as wrong:
+            error = wrong
+        agree(error, mesh)
 
     @property
     def config(self) -> Path:
@@ -94,8 +109,9 @@ class RunFolder:
 
     def last_step(self) -> int | None:
         """The step of the last checkpoint, if there is one."""
-        found = [re.fullmatch(r"step_(\d+)", path.name) for path in self.checkpoints.glob("step_*")]
-        return max((int(match[1]) for match in found if match), default=None)
+        if not self.checkpoints.exists():
+            return None
+        return max(find_checkpoints(self.checkpoints), default=None)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_text(self.summary, to_json(summary, indent=2) + "\n")
@@ -117,32 +133,38 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _take(self, config_toml: str, mesh: Mesh, resume: bool) -> None:
+    def _take(self, resume: bool) -> None:
         """What rank 0 does alone."""
         make_folder(self.path)
-        self._check_ours()
-        self._lock = FolderLock.take(self.path)
         step = self.last_step()
+        if step is None:
+            self._check_empty()
+        self._lock = FolderLock.take(self.path)
         if step is not None and not resume:
             raise ConfigError(
                 f"{self.path} holds a run that reached step {step}: continue it with --resume, or "
                 "choose another folder with --run"
             )
-        if step is not None:
-            self._keep_config(config_toml)
-        self._write_environment(mesh, is_first=step is None)
-        write_text(self.config, config_toml)
         make_folder(self.figures)
 
-    def _check_ours(self) -> None:
-        """Raises rather than write over files that no run of ours has made."""
-        ours = (self.config, self.log, self.summary, self.weights)
+    def _check_empty(self) -> None:
+        """Raises rather than write over results, or over files that no run of ours has made."""
+        results = [path.name for path in (self.summary, self.weights) if path.exists()]
+        ours = (self.config, self.log)
         strange = [path.name for path in ours if path.exists() and not self.environment.exists()]
-        if strange:
+        if results or strange:
             raise ConfigError(
-                f"{self.path} holds {', '.join(strange)}, which no run has written: choose another "
-                "folder with --run"
+                f"{self.path} holds {', '.join(results + strange)}, and no checkpoint to go on "
+                "from: choose another folder with --run"
             )
+
+    def _note_start(self, config_toml: str, mesh: Mesh) -> None:
+        step = self.last_step()
+        if step is not None:
+            self._keep_config(config_toml)
+        self.summary.unlink(missing_ok=True)  # that of an earlier end
+        self._write_environment(mesh, is_first=step is None)
+        write_text(self.config, config_toml)
 
     def _keep_config(self, config_toml: str) -> None:
         """Tells how the settings differ from those of the run that is continued; keeps those."""
@@ -173,7 +195,7 @@ class RunFolder:
     def _unseen(self, mesh: Mesh) -> Exception | None:
         """Why this rank cannot write where rank 0 does, if so: the folder must be shared."""
         end = time.monotonic() + SHARED_SECONDS
-        while not self.config.exists():
+        while not self.figures.exists():
             if time.monotonic() > end:
                 return ConfigError(
                     f"rank {mesh.rank} on {os.uname().nodename} does not see {self.path}, which "

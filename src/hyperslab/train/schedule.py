@@ -10,10 +10,10 @@ from hyperslab.train.config import ScheduleConfig
 
 @dataclass(frozen=True, slots=True)
 class RateFactor:
-    """What the highest learning rate is multiplied by, from the number of steps done.
+    """What the highest learning rate is multiplied by in the step after so many epochs.
 
     >>> factor = RateFactor(ScheduleConfig(warmup_epochs=1, decay="polynomial"), 4, num_epochs=3)
-    >>> [factor(step) for step in (0, 1, 3, 4, 8, 12)]
+    >>> [factor(epochs) for epochs in (0, 0.25, 0.75, 1, 2, 3)]
     [0.25, 0.5, 1.0, 1.0, 0.5, 0.0]
     """
 
@@ -22,15 +22,12 @@ class RateFactor:
     num_epochs: float
     """The whole run, which decay lasts for unless the settings say otherwise."""
 
-    def __call__(self, step: int) -> float:
-        warmup = self.config.warmup_epochs * self.steps_per_epoch
-        if step < warmup:
-            return min(1.0, (step + 1) / warmup)
-        return self._decayed((step - warmup) / max(1.0, self._last_step - warmup))
-
-    @property
-    def _last_step(self) -> float:
-        return (self.config.decay_epochs or self.num_epochs) * self.steps_per_epoch
+    def __call__(self, epochs: float) -> float:
+        warmup = self.config.warmup_epochs
+        if epochs < warmup:
+            return min(1.0, (epochs + 1 / self.steps_per_epoch) / warmup)
+        end = self.config.decay_epochs or self.num_epochs
+        return self._decayed((epochs - warmup) / max(end - warmup, 1 / self.steps_per_epoch))
 
     def _decayed(self, share: float) -> float:
         """After ``share`` of the decay, which stays at its end."""

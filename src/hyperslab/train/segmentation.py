@@ -12,7 +12,7 @@ from hyperslab.train.classification import predicted_classes
 from hyperslab.train.fitting import Values, fit_labels, num_classes
 from hyperslab.train.losses import MAP_LOSSES
 from hyperslab.train.metrics import by_name, check_names, map_confusion, mean_of, overlaps, ratio
-from hyperslab.train.slices import Picture, draw_pictures, label_picture, pictures_of
+from hyperslab.train.slices import Picture, draw_pictures, input_pictures, label_picture
 from hyperslab.train.task import Meter, Task
 
 
@@ -51,7 +51,7 @@ class SegmentationMeter(Meter):
     def look(self, output: Values, target: Values, batch: Batch) -> None:
         num = num_classes(output)
         self._pictures = [
-            *pictures_of(batch.x, "input", num=1),
+            *input_pictures(batch.x, num=1),
             *label_picture(_labels(target), "true classes", num, self.names),
             *label_picture(predicted_classes(output), "predicted classes", num, self.names),
         ]

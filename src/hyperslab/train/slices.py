@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.io.info.values import has_long_tail
 from hyperslab.nn import gather
 from hyperslab.train.fitting import IGNORED, Values
-from hyperslab.train.plotting import CLASS_COLOURS, new_figure, save_figure
+from hyperslab.train.plotting import CLASS_COLOURS, count_whole, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +25,46 @@ if TYPE_CHECKING:
 MOST_CHANNELS = 3
 MOST_CELLS = 1024
 """Along one dim of a picture; of larger ones every second cell is shown, or third, and so on."""
+PANEL_INCHES = 4.4
+LETTERS_PER_INCH = 11
+LINE_INCHES = 0.2
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How values become colours."""
+
+    low: float
+    high: float
+    even_to: float | None = None
+    """Colours go by the logarithm above this, as for counts; None is nowhere."""
+
+    @classmethod
+    def of(cls, values: NDArray[Any], *others: NDArray[Any]) -> Scale:
+        """From the least to the largest of all; ``values`` alone tell whether it is logarithmic."""
+        each = np.concatenate([array.ravel() for array in (values, *others)])
+        known = each[np.isfinite(each)]
+        if not known.size:
+            return cls(0.0, 1.0)
+        ends = float(known.min()), float(known.max())
+        if not has_long_tail(values) or not ends[1] > 0:
+            return cls(*ends)
+        # It is even from 0, which has no logarithm, to a tenth of the typical value.
+        return cls(min(0.0, ends[0]), ends[1], float(known[known > 0].mean()) / 10)
+
+    def norm(self) -> Normalize:
+        from matplotlib.colors import Normalize, SymLogNorm
+
+        if self.low == self.high:
+            return Normalize(self.low - 1, self.high + 1)
+        if self.even_to is None:
+            return Normalize(self.low, self.high)
+        return SymLogNorm(linthresh=self.even_to, vmin=self.low, vmax=self.high)
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A slice (height, width), or a line (width,)."""
+    """A slice (height, width), one in colours (height, width, 3), or a line (width,)."""
 
     title: str
     values: NDArray[Any]
@@ -37,33 +73,75 @@ class Picture:
     num_classes: int | None = None
     """Of a label map; None where values are numbers."""
     names: Sequence[str] = ()
-    scale: NDArray[Any] | None = None
-    """Other values from whose least to whose largest the colours go."""
+    scale: Scale | None = None
+    """Of the colours; left out, that of the values themselves."""
+    note: str = ""
+    """On what is shown, for the title of all pictures."""
+
+
+def input_pictures(x: Values, *, num: int = MOST_CHANNELS) -> list[Picture]:
+    """Pictures of what the network is given; an image of three channels is one in colours.
+
+    Collective over the mesh.
+    """
+    num_channels = x.shape[1]
+    pictures = pictures_of(x, "input", num=3 if num_channels == 3 else num)
+    if num_channels == 3 and _can_be_colours(pictures):
+        return in_colours(pictures, "input")
+    note = _channels_note(num, num_channels)
+    return [replace(picture, note=note) for picture in pictures[:num]]
 
 
 def pictures_of(
-    x: Values,
-    title: str,
-    names: Sequence[str] = (),
-    *,
-    num: int = MOST_CHANNELS,
-    scales: Sequence[Picture] = (),
+    x: Values, title: str, names: Sequence[str] = (), *, num: int = MOST_CHANNELS
 ) -> list[Picture]:
     """The middle slice of the first sample of ``x`` (N, C, ...), of each of its first channels.
 
-    Colours mean the same as in the pictures ``scales``, if there are any. Collective over the mesh:
-    the slice alone is gathered.
+    Collective over the mesh: the slice alone is gathered.
     """
     if not x.numel() or not 3 <= x.ndim <= 5:
         return []
     channels, depth = _middle(x[0, :num], first=1)
     known = names or [f"channel {number}" for number in range(x.shape[1])]
     titles = [title] if x.shape[1] == 1 else [f"{title}, {name}" for name in known]
-    like = [picture.values for picture in scales] or list(channels)
-    return [
-        Picture(name, each, depth, scale=scale)
-        for name, each, scale in zip(titles, channels, like, strict=False)
+    return [Picture(name, each, depth) for name, each in zip(titles, channels, strict=False)]
+
+
+def _can_be_colours(pictures: Sequence[Picture]) -> bool:
+    """Whether these are the three channels of an image, and not counts, which would look black."""
+    return len(pictures) == 3 and all(
+        picture.values.ndim == 2 and picture.depth is None and not has_long_tail(picture.values)
+        for picture in pictures
+    )
+
+
+def in_colours(pictures: Sequence[Picture], title: str) -> list[Picture]:
+    """One picture of three channels."""
+    values = np.stack([picture.values for picture in pictures], -1)
+    return [Picture(title, values, note="channels 0-2 as RGB")]
+
+
+def on_one_scale(true: Sequence[Picture], predicted: Sequence[Picture]) -> list[Picture]:
+    """Both, with colours that mean the same in each picture and its counterpart.
+
+    They reach from the least to the largest value of either, so that none is beyond them.
+    """
+    scales = [
+        Scale.of(one.values, other.values) for one, other in zip(true, predicted, strict=True)
     ]
+    return [
+        replace(picture, scale=scale)
+        for pictures in (true, predicted)
+        for picture, scale in zip(pictures, scales, strict=True)
+    ]
+
+
+def _channels_note(num: int, num_channels: int) -> str:
+    if num_channels == 1:
+        return "as the network sees it"
+    if num == 1:
+        return f"channel 0 of {num_channels}, as the network sees it"
+    return f"channels 0-{min(num, num_channels) - 1} of {num_channels}, as the network sees them"
 
 
 def label_picture(
@@ -92,45 +170,85 @@ def _middle(x: Values, first: int) -> tuple[NDArray[Any], int | None]:
     return np.asarray(values.float() if values.is_floating_point() else values), depth
 
 
-def draw_pictures(pictures: Sequence[Picture], path: Path) -> list[Path]:
-    """Writes all of them as one PNG; gives its path, or nothing if there are none."""
-    if not pictures or (figure := new_figure(*_size(pictures))) is None:
+def draw_pictures(
+    pictures: Sequence[Picture], path: Path, remarks: Sequence[str] = ()
+) -> list[Path]:
+    """Writes all of them as one PNG; gives its path, or nothing if there are none.
+
+    Remarks are lines below its title.
+    """
+    if not pictures:
         return []
-    cells = figure.subplots(*_grid(pictures), squeeze=False).flatten()
+    num_rows, num_columns = _grid(len(pictures))
+    title = _title(pictures, remarks, width=round(PANEL_INCHES * LETTERS_PER_INCH * num_columns))
+    height = _panel_height(pictures[0].values.shape) * num_rows + LINE_INCHES * len(title)
+    if (figure := new_figure(PANEL_INCHES * num_columns, height + 0.2)) is None:
+        return []
+    cells = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axes in cells[len(pictures) :]:
         axes.axis("off")
     for axes, picture in zip(cells, pictures, strict=False):
         _draw(figure, axes, picture)
-    depth = pictures[0].depth
-    figure.suptitle("The first sample" + (f" at depth {depth}" if depth is not None else ""))
+    figure.suptitle("\n".join(title), fontsize="medium")
     return save_figure(figure, path)
 
 
-def _grid(pictures: Sequence[Picture]) -> tuple[int, int]:
-    num_columns = 2 if len(pictures) == 4 else min(len(pictures), 3)
-    return -(-len(pictures) // num_columns), num_columns
+def _title(pictures: Sequence[Picture], remarks: Sequence[str], width: int) -> list[str]:
+    """Lines of so many letters at most."""
+    depth = pictures[0].depth
+    first = "The first sample" + (f" at depth {depth}" if depth is not None else "")
+    notes = dict.fromkeys(picture.note for picture in pictures if picture.note)
+    lines = [": ".join([first, *notes]), *remarks]
+    return [part for line in lines for part in textwrap.wrap(line, width)]
 
 
-def _size(pictures: Sequence[Picture]) -> tuple[float, float]:
-    num_rows, num_columns = _grid(pictures)
-    shape = pictures[0].values.shape
-    aspect = min(2.0, max(0.4, shape[0] / shape[1])) if len(shape) == 2 else 0.6
-    return 4.4 * num_columns, (3.3 * aspect + 0.5) * num_rows + 0.4
+def _grid(num: int) -> tuple[int, int]:
+    num_columns = 2 if num == 4 else min(num, 3)
+    return -(-num // num_columns), num_columns
+
+
+def _panel_height(shape: tuple[int, ...]) -> float:
+    aspect = min(2.0, max(0.4, shape[0] / shape[1])) if len(shape) > 1 else 0.6
+    return 3.3 * aspect + 0.5
 
 
 def _draw(figure: Figure, axes: Axes, picture: Picture) -> None:
     axes.set_title(picture.title, fontsize="medium")
     axes.tick_params(labelsize="x-small")
+    count_whole(*([axes.xaxis] if picture.values.ndim == 1 else [axes.xaxis, axes.yaxis]))
     if picture.values.ndim == 1:
-        axes.plot(picture.values, linewidth=1, drawstyle="steps-mid")
-        axes.set_xlabel("cell")
+        _draw_line(axes, picture)
+    elif picture.values.ndim == 3:
+        axes.imshow(_unit_range(picture))
     elif picture.num_classes is not None:
         _draw_labels(figure, axes, picture, picture.num_classes)
     else:
-        norm, is_log = _norm(picture.values if picture.scale is None else picture.scale)
-        cmap = "magma" if is_log else "viridis"
-        image = axes.imshow(picture.values, cmap=cmap, norm=norm)
-        _add_bar(figure, axes, image, "log scale" if is_log else "")
+        _draw_values(figure, axes, picture)
+
+
+def _draw_line(axes: Axes, picture: Picture) -> None:
+    axes.plot(picture.values, linewidth=1, drawstyle="steps-mid")
+    axes.set_xlabel("cell")
+    if picture.scale is not None:
+        margin = 0.05 * (picture.scale.high - picture.scale.low) or 1.0
+        axes.set_ylim(picture.scale.low - margin, picture.scale.high + margin)
+
+
+def _draw_values(figure: Figure, axes: Axes, picture: Picture) -> None:
+    scale = picture.scale or Scale.of(picture.values)
+    is_log = scale.even_to is not None
+    cmap = "magma" if is_log else "viridis"
+    image = axes.imshow(picture.values, cmap=cmap, norm=scale.norm())
+    bar = _add_bar(figure, axes, image, "log scale" if is_log else "")
+    if scale.low == scale.high:
+        bar.set_ticks([scale.low], labels=[f"{scale.low:g}"])
+
+
+def _unit_range(picture: Picture) -> NDArray[Any]:
+    """Red, green and blue from 0 to 1; what is no number is black."""
+    scale = picture.scale or Scale.of(picture.values)
+    scaled = (picture.values - scale.low) / (scale.high - scale.low or 1.0)
+    return np.clip(np.nan_to_num(scaled, nan=0.0), 0, 1)
 
 
 def _draw_labels(figure: Figure, axes: Axes, picture: Picture, num: int) -> None:
@@ -159,18 +277,3 @@ def _add_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> Any:
     bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=label)
     bar.ax.tick_params(labelsize="x-small")
     return bar
-
-
-def _norm(values: NDArray[Any]) -> tuple[Normalize, bool]:
-    """How values become colours, and whether that is by their logarithm, as for counts.
-
-    It is even from 0, which has no logarithm, to a tenth of the typical value.
-    """
-    from matplotlib.colors import Normalize, SymLogNorm
-
-    known = values[np.isfinite(values)]
-    if known.size and has_long_tail(known) and known.max() > 0:
-        typical = float(known[known > 0].mean()) / 10
-        return SymLogNorm(linthresh=typical, vmin=0, vmax=float(known.max())), True
-    ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    return Normalize(*ends), False

@@ -20,14 +20,17 @@ class StopSignals:
 
     A second SIGINT interrupts at once. Signals that were ignored before stay ignored (``nohup``).
     Outside the main thread, which alone may handle signals, only those of other ranks are heard.
+    With ``until_exit`` a block that ends without an error leaves the signals ignored: one more of
+    them, while the process ends, must not make a failure of what has ended well.
 
     Making one is collective over all ranks.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, *, until_exit: bool = False) -> None:
         self.heard: str | None = None
         """The signal that ``poll`` has told of."""
         self._channel = SideChannel(mesh, "asking whether to stop")
+        self._until_exit = until_exit
         self._alone = mesh.num_ranks == 1
         self._got = 0
         self._interrupted = False
@@ -58,6 +61,8 @@ class StopSignals:
 
     def __exit__(self, kind: object, error: object, at: object) -> None:
         for number, handler in self._before.items():
+            if self._until_exit and error is None:
+                handler = signal.SIG_IGN
             # None is a handler that Python did not install and cannot put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()

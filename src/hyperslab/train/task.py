@@ -18,7 +18,7 @@ from hyperslab.nn import Slab
 from hyperslab.train.batch import Batch
 from hyperslab.train.config import TaskConfig
 from hyperslab.train.fitting import Values, fit_weight, num_classes
-from hyperslab.train.losses import ENTROPIES, LOSSES, OwnLoss, check_loss
+from hyperslab.train.losses import COUNTED, ENTROPIES, LOSSES, OwnLoss, check_loss, label_count
 from hyperslab.train.metrics import WeightedMean
 
 _log = logging.getLogger("hyperslab")
@@ -65,6 +65,19 @@ class Task(ABC):
         weight = None if weight is None else weight.to(output.dtype)
         return LOSSES[self.loss_name](output, target, weight, self._class_weights_on(output))
 
+    @torch.no_grad()
+    def count(self, output: Values, batch: Batch) -> float:
+        """What ``loss`` divides a sum by, up to a factor that is the same for all batches.
+
+        That is the number of samples, or their weights, or what their labels count. Collective over
+        the mesh.
+        """
+        weight = weight_of(batch)
+        if self.loss_name in COUNTED and not self.target_of(batch).is_floating_point():
+            output, target = self.fit(output, self.target_of(batch))
+            return label_count(target, weight, self._class_weights_on(output))
+        return batch.num_samples if weight is None else float(weight.sum(dtype=torch.float64))
+
     def target_of(self, batch: Batch) -> Slab:
         if batch.target is None:
             raise ConfigError("batches have no target: name the array to learn in data.target")
@@ -108,11 +121,9 @@ class Meter(ABC):
     @torch.no_grad()
     def add(self, output: Values, batch: Batch, loss: Tensor) -> None:
         """Collective over the mesh."""
-        weight = weight_of(batch)
-        counted = batch.num_samples if weight is None else float(weight.sum(dtype=torch.float64))
-        self._loss.add(float(loss), counted)
+        self._loss.add(float(loss), self.task.count(output, batch))
         if self._is_scored:
-            self._score(output, batch, weight)
+            self._score(output, batch, weight_of(batch))
         self._mesh = batch.x.mesh
 
     def scores(self) -> dict[str, float]:
