@@ -36,10 +36,11 @@ from hyperslab.cli import local_ranks
 from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
 from hyperslab.train.checkpoint_shelf import find_checkpoints
 from hyperslab.train.parts import empties
+from hyperslab.train.stopping import CAN_GO_ON
 
 PARENT = "parent"
 MOMENTS = ("start", "step", "save")
-CAN_GO_ON = 75
+
 PATIENCE_SECONDS = 180
 """For a whole run, on a busy machine."""
 GRACE_SECONDS = local_ranks.GRACE_SECONDS + local_ranks.KILL_SECONDS

@@ -196,7 +196,8 @@ comm.__path__ = [os.path.join(hyperslab.__path__[0], "comm")]
 def run(config, *, resume, ends_process):
     name = config.model.name
     if not name.startswith("unread"):
-        print(f"rank {rank} of {os.environ['WORLD_SIZE']}, {config.train.epochs} epochs, {resume}")
+        place = f"rank {rank} of {os.environ['WORLD_SIZE']}"
+        sys.stdout.write(f"{place}, {config.train.epochs} epochs, {resume}\\n")  # in one piece
     def fail(error): raise error
     if name == "all": raise ConfigError("no such file")
     if name == "bug" and rank: raise KeyError("oops")

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from hyperslab.cli.main import main
 from hyperslab.io import PRESETS as SCHEMAS
-from hyperslab.models import build
+from hyperslab.models import build, describe
 from hyperslab.train.preset_list import PRESETS, hint_for, list_presets
 from hyperslab.train.read_config import read_config
 
@@ -24,7 +24,9 @@ def test_the_list_tells_the_truth(name):
     assert config.data.preset == preset.schema in SCHEMAS
     with torch.device("meta"):
         model = build(config.model.name, config.model.options)
-    assert sum(weight.numel() for weight in model.parameters()) == preset.num_parameters
+    found = describe(model, preset.shape)
+    assert found.num_parameters == preset.num_parameters
+    assert found.forward_flops / 1e9 == pytest.approx(preset.gflop, rel=0.002)
     assert getattr(model, "size", preset.shape[-1]) == preset.shape[-1]
     assert model.in_channels == preset.shape[0]
 

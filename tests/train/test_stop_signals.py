@@ -6,7 +6,8 @@ import time
 import pytest
 
 import hyperslab as hs
-from hyperslab.train.stop_signals import STOP_SIGNALS, StopSignals
+from hyperslab.train.stop_signals import StopSignals
+from hyperslab.train.stopping import STOP_SIGNALS
 
 
 @pytest.fixture

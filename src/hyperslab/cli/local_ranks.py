@@ -15,12 +15,10 @@ from typing import NamedTuple
 from hyperslab.cli import rank_process
 from hyperslab.cli.machine import find_machine
 from hyperslab.testing.environment import reserve_port
+from hyperslab.train.stopping import CAN_GO_ON, STOP_SIGNALS
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+PASSED_ON = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))
 """What the ranks get when this process does."""
-
-CAN_GO_ON = 75
-"""The exit code of a rank that stopped because it was told to."""
 
 GRACE_SECONDS = 20.0
 """After one rank has failed: how long the others may take to notice, say why, and end."""

@@ -14,7 +14,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.local_ranks import CAN_GO_ON, run_ranks
+from hyperslab.cli.local_ranks import run_ranks
 from hyperslab.cli.output import draw, print_answer, print_news
 from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
 from hyperslab.cli.rank_errors import (
@@ -29,6 +29,7 @@ from hyperslab.train.command_line import COMMAND, user_command
 from hyperslab.train.config import Config
 from hyperslab.train.preset_list import hint_for, list_presets
 from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
+from hyperslab.train.stopping import CAN_GO_ON
 
 EXAMPLES = """\b
 Examples:

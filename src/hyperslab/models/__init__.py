@@ -7,12 +7,7 @@ from hyperslab.models.build import (
     check_options as check_options,
 )
 from hyperslab.models.cosmoflow import CosmoFlow as CosmoFlow
-from hyperslab.models.flops import (
-    Description as Description,
-    Flops as Flops,
-    count_flops as count_flops,
-    describe as describe,
-)
+from hyperslab.models.flops import Description as Description, describe as describe
 from hyperslab.models.hepcnn import HEPCNN as HEPCNN
 from hyperslab.models.mesh_tangling import MeshTangling as MeshTangling
 from hyperslab.models.resnet import ResNet50 as ResNet50

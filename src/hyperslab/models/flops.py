@@ -13,43 +13,20 @@ from torch.utils.flop_counter import FlopCounterMode
 CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten._convolution)
 
 
-@dataclass(frozen=True, slots=True)
-class Flops:
-    """Of a forward pass, two for each multiplication and addition."""
-
-    conv: int
-    """Convolutions, also transposed ones."""
-
-    other: int
-    """Dense layers and other products of matrices."""
-
-    @property
-    def total(self) -> int:
-        return self.conv + self.other
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
+    """FLOPs are those of a forward pass over one sample, two for a multiplication and addition."""
+
     num_parameters: int
-    flops: Flops
-    """For one sample."""
+
+    conv_flops: int
+    """Of convolutions, also transposed ones."""
+
+    forward_flops: int
+    """Of convolutions, dense layers and other products of matrices."""
 
     output_shape: tuple[int, ...]
     """For one sample."""
-
-    @property
-    def forward_flops(self) -> int:
-        return self.flops.total
-
-    @property
-    def training_flops(self) -> int:
-        """Forward and backward, by the usual rule: three times forward."""
-        return 3 * self.forward_flops
-
-
-def count_flops(model: nn.Module, input_shape: Sequence[int]) -> Flops:
-    """Of a forward pass over one sample of ``input_shape``, such as (4, 512, 512, 512)."""
-    return describe(model, input_shape).flops
 
 
 def describe(model: nn.Module, input_shape: Sequence[int]) -> Description:
@@ -65,7 +42,8 @@ def describe(model: nn.Module, input_shape: Sequence[int]) -> Description:
     conv = sum(counts.get(function, 0) for function in CONVOLUTIONS)
     return Description(
         num_parameters=sum(p.numel() for p in model.parameters()),
-        flops=Flops(conv=conv, other=counter.get_total_flops() - conv),
+        conv_flops=conv,
+        forward_flops=counter.get_total_flops(),
         output_shape=tuple(output.shape[1:]),
     )
 

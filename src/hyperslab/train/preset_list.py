@@ -25,6 +25,9 @@ class Preset:
     num_parameters: int
     """Of the model."""
 
+    gflop: float
+    """Of its forward pass over one sample, two operations for a multiplication and addition."""
+
     schema: str
     """Of the data, one of ``hyperslab.io.PRESETS``."""
 
@@ -36,27 +39,29 @@ class Preset:
         return "x".join(map(str, self.shape))
 
 
-def _cosmoflow(size: int, count: int) -> Preset:
+def _cosmoflow(size: int, gflop: float, count: int) -> Preset:
     return Preset(
         name=f"cosmoflow-{size}",
         about="four cosmological parameters, from cubes of matter",
         shape=(4, size, size, size),
         num_parameters=9_439_652,
+        gflop=gflop,
         schema="cosmoflow",
         synth=f"cosmo --size {size} --count {count}",
     )
 
 
 _PRESETS = (
-    _cosmoflow(64, count=256),
-    _cosmoflow(128, count=64),
-    _cosmoflow(256, count=32),
-    _cosmoflow(512, count=16),
+    _cosmoflow(64, gflop=2.37, count=256),
+    _cosmoflow(128, gflop=18.5, count=64),
+    _cosmoflow(256, gflop=147.9, count=32),
+    _cosmoflow(512, gflop=1183, count=16),
     Preset(
         name="hepcnn",
         about="signal or background, from images of a calorimeter",
         shape=(3, 224, 224),
         num_parameters=594_178,
+        gflop=5.26,
         schema="hepcnn",
         synth="hep --count 4096 --per-file 512",
     ),
@@ -65,6 +70,7 @@ _PRESETS = (
         about="cyclones and atmospheric rivers, cell by cell in maps of weather",
         shape=(16, 768, 1152),
         num_parameters=4_813_827,
+        gflop=320.6,
         schema="climate",
         synth="climate --count 32",
     ),
@@ -73,6 +79,7 @@ _PRESETS = (
         about="how much of each block of a mesh will tangle",
         shape=(18, 1024, 1024),
         num_parameters=34_288_128,
+        gflop=2365,
         schema="mesh",
         synth="mesh --size 1024 --block 32 --count 64",
     ),
@@ -81,6 +88,7 @@ _PRESETS = (
         about="the same, at twice the resolution",
         shape=(18, 2048, 2048),
         num_parameters=11_863_808,
+        gflop=1894,
         schema="mesh",
         synth="mesh --size 2048 --count 32",
     ),
@@ -89,6 +97,7 @@ _PRESETS = (
         about="organs and lesions, cell by cell in scanned volumes",
         shape=(1, 128, 128, 128),
         num_parameters=19_070_628,
+        gflop=3908,
         schema="volumes",
         synth="volumes --size 128 --count 64",
     ),
@@ -97,6 +106,7 @@ _PRESETS = (
         about="the class of an image",
         shape=(3, 224, 224),
         num_parameters=23_528_522,
+        gflop=8.17,
         schema="images",
         synth="images --size 224 --count 4096",
     ),

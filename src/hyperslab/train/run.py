@@ -39,10 +39,8 @@ from hyperslab.train.recorder import Recorder
 from hyperslab.train.run_folder import RunFolder
 from hyperslab.train.schedule import RateFactor
 from hyperslab.train.stop_signals import StopSignals
+from hyperslab.train.stopping import CAN_GO_ON
 from hyperslab.train.task import make_task
-
-STOPPED = 75
-"""The exit code of a run that a signal stopped and that can go on (EX_TEMPFAIL)."""
 
 
 def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> Outcome:
@@ -75,7 +73,7 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:
             folder.write_summary(summary)
-    return Outcome(summary, STOPPED if test.signal else 0)
+    return Outcome(summary, CAN_GO_ON if test.signal else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,7 @@ from typing import Any
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel
-
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP")
-"""What users, launchers and batch systems send before they kill (``sbatch --signal=USR1@60``)."""
+from hyperslab.train.stopping import STOP_SIGNALS
 
 
 class StopSignals:
