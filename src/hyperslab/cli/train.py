@@ -183,11 +183,12 @@ def _print_presets(as_json: bool) -> None:
         print_answer(json.dumps([asdict(preset) for preset in presets], indent=2))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("preset", "learns", "input", "parameters", "data"):
+    for name in ("preset", "learns", "input", "parameters", "GFLOP", "data"):
         table.add_column(name, no_wrap=name != "learns")
     for preset in presets:
         config = read_config(preset.name)
-        row = (preset.name, preset.about, preset.input, f"{preset.num_parameters:,}")
+        numbers = (f"{preset.num_parameters:,}", f"{preset.gflop:,}")
+        row = (preset.name, preset.about, preset.input, *numbers)
         table.add_row(*map(Text, (*row, str(config.data.files))))
     example = hint_for(read_config(presets[0].name))
     hint = Text(f"\nNo data yet? For {presets[0].name}, {example}")

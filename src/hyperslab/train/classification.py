@@ -44,9 +44,6 @@ class Classification(Task):
         check_names(self.names, num_classes(output), "classes")
         return output, target
 
-    def prediction(self, output: Values) -> Values:
-        return predicted_classes(output)
-
     def meter(self) -> Meter:
         return ClassificationMeter(self)
 

@@ -9,7 +9,7 @@ import numpy as np
 from hyperslab.nn import gather
 from hyperslab.train.batch import Batch
 from hyperslab.train.figures import draw_predictions
-from hyperslab.train.fitting import Values, fit_values, the_tensor
+from hyperslab.train.fitting import Values, fit_values
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
 from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
@@ -31,9 +31,6 @@ class Regression(Task):
             output, target = output.unsqueeze(1), target.unsqueeze(1)
         check_names(self.names, output.shape[1], "numbers")
         return output, target
-
-    def prediction(self, output: Values) -> Values:
-        return the_tensor(output)
 
     def meter(self) -> Meter:
         return RegressionMeter(self)

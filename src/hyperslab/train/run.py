@@ -61,11 +61,12 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
-        if resume and trainer.resume():
-            trainer.progress.say(f"Going on from step {trainer.standing.step}")
+        went_on = resume and trainer.resume()
         folder.note_start(config_to_toml(config), mesh)
         trainer.recorder.begin(trainer.standing.step)
         trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
+        if went_on:
+            trainer.progress.say(f"Going on from step {trainer.standing.step}")
         signal = trainer.fit()
         trainer.checkpoints.wait()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)

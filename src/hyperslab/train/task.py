@@ -88,10 +88,6 @@ class Task(ABC):
         """Output and target as losses and scores compare them; raises if that makes no sense."""
 
     @abstractmethod
-    def prediction(self, output: Values) -> Values:
-        """What the model says: numbers, or classes."""
-
-    @abstractmethod
     def meter(self) -> Meter:
         """A new one."""
 
