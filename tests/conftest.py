@@ -6,21 +6,23 @@ State lives on from one test to the next: what a test changes, it must restore. 
 next test gets new processes.
 """
 
-import functools
 import math
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 
 from hyperslab.testing import Team
-from hyperslab.testing.client import ServerError
 
 _stack = ExitStack()
 
 
-@functools.cache
+_teams = {}
+
+
 def _team(num_ranks):
-    return _stack.enter_context(Team(num_ranks, timeout_seconds=60))
+    if num_ranks not in _teams:
+        _teams[num_ranks] = _stack.enter_context(Team(num_ranks, timeout_seconds=60))
+    return _teams[num_ranks]
 
 
 def pytest_configure(config):
@@ -36,16 +38,19 @@ def pytest_pyfunc_call(pyfuncitem):
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     num_ranks = marker.args[0] if marker.args else math.prod(arguments["axes"].values())
-    try:
-        _team(num_ranks).run(pyfuncitem.obj, **arguments)
-    except ServerError:  # a test of the server killed it; the next run is on new processes
-        _team(num_ranks).run(pyfuncitem.obj, **arguments)
+    _team(num_ranks).run(pyfuncitem.obj, **arguments)
     return True
 
 
 def pytest_sessionfinish():
-    with suppress(ServerError):  # a test of the server kills it, and the processes with it
-        _stack.close()
+    _stack.close()
+
+
+@pytest.fixture
+def no_live_processes():
+    """Ends them, for a test that kills the server they come from; later tests get new ones."""
+    for team in _teams.values():
+        team.close()
 
 
 @pytest.fixture(scope="session")
