@@ -11,7 +11,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5, SQUARES = (3, 4, 11, 9, 10), (3, 2, 5, 4, 4)
 PLACES = [
     Place({"depth": 3}, {"depth": [0, 5, 5, 11]}),

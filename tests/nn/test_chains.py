@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 
 
 def of_dims(name, x):

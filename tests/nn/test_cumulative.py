@@ -7,7 +7,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 
 FUNCTIONS = {
     "sum": lambda x, dim: torch.cumsum(x, dim),

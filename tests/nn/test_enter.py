@@ -12,7 +12,7 @@ from hyperslab.layout import DIM_AXES, Box
 from hyperslab.testing import seeded
 from hyperslab.testing.strategies import Place, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5, X4 = (3, 4, 11, 9, 10), (3, 4, 9, 10)
 
 

@@ -12,7 +12,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5 = (3, 4, 11, 9, 10)
 fetching = import_module("hyperslab.comm.fetch")  # the package has a function of this name
 DEPTH = Place({"depth": 3}, {"depth": [0, 5, 5, 11]})

@@ -13,7 +13,7 @@ from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
 pytestmark = pytest.mark.filterwarnings("ignore:size_average and reduce args")
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5, X4, X2 = (3, 4, 11, 9, 10), (3, 4, 9, 10), (3, 4)
 
 

@@ -13,7 +13,7 @@ from hyperslab.nn.rules.matmul import parse_equation
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5 = (3, 4, 11, 9, 10)
 
 CASES = {

@@ -14,7 +14,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, averaged, seeded
 from hyperslab.testing.strategies import Place, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5, X4, X3, X2 = (3, 4, 11, 9, 10), (3, 4, 9, 10), (3, 4, 10), (3, 4)
 MEAN, VAR = seeded(4, seed=5), seeded(4, seed=6).square() + 0.1
 

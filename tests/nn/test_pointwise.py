@@ -15,7 +15,7 @@ from hyperslab.nn.rules import pointwise
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5 = (3, 4, 11, 9, 10)
 UNEVEN = Place({"sample": 2, "depth": 2}, {"depth": [0, 1, 11]})
 

@@ -14,7 +14,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5, X4 = (3, 4, 11, 9, 10), (3, 4, 9, 10)
 
 CASES = {

@@ -11,7 +11,7 @@ import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 X5 = (3, 4, 11, 9, 10)
 ORDERS = [0, 0.5, 1, 2, 3, -1, math.inf, -math.inf]
 

@@ -10,7 +10,7 @@ import hyperslab as hs
 from hyperslab.testing import seeded
 from hyperslab.testing.strategies import places
 
-examples = settings(max_examples=20, deadline=None)
+examples = settings(max_examples=12, deadline=None)
 
 
 class Step(NamedTuple):

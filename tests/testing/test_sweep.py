@@ -120,7 +120,7 @@ def record():
 
 def test_every_operator_is_right_or_refused(capsys):
     """Of each operator a few samples; ``python -m hyperslab.testing.sweep`` takes more."""
-    findings = sweep(effort=Effort(samples=4, trials=12))
+    findings = sweep(effort=Effort(samples=3, trials=8))
     with capsys.disabled():
         print(f"\n{findings.summary()}")
     wrong = findings.of("wrong")
