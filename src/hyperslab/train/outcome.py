@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -56,9 +57,9 @@ def _tables(parts: Mapping[str, Scores]) -> list[Table]:
 
 def _table(first: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
     """Numbers in rows; None, which is what becomes of NaN, is a dash."""
-    table = Table(first)
+    table = Table(first, box=box.SIMPLE, padding=(0, 1), show_edge=False)
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for name, numbers in rows.items():
         cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
         table.add_row(Text(name), *cells)
