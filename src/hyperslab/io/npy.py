@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import tokenize
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ _HEADER_ERRORS = (
     Warning,  # where warnings are errors
 )
 """What evaluating a damaged header may raise."""
+
+_EVALUATES = threading.Lock()
+"""One thread evaluates at a time: `ast` of Python 3.11 counts the depth of all of them as one."""
 
 
 class Npy(Format):
@@ -79,10 +83,11 @@ def check_dtype(path: Path, dtype: np.dtype[Any]) -> None:
 def _header(path: Path, stream: BinaryIO) -> Header:
     try:
         version = npy_format.read_magic(stream)
-        if version == (1, 0):
-            return npy_format.read_array_header_1_0(stream)
-        if version in ((2, 0), (3, 0)):  # alike, but for names of fields, which we refuse
-            return npy_format.read_array_header_2_0(stream)
+        with _EVALUATES:
+            if version == (1, 0):
+                return npy_format.read_array_header_1_0(stream)
+            if version in ((2, 0), (3, 0)):  # alike, but for names of fields, which we refuse
+                return npy_format.read_array_header_2_0(stream)
     except _HEADER_ERRORS as error:
         reason = str(error).partition("\n")[0][:200]
         raise FormatError(
