@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
+from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Exchange
 
 
@@ -112,18 +113,3 @@ def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -
     """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
     for message, box in zip(exchange.sends, returned, strict=True):
         home[message.where].add_(box)
-
-
-def empty_like_format(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """An uninitialised tensor of ``shape``, otherwise as ``like``, its memory format included."""
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
-    )
-
-
-def memory_format_of(x: Tensor) -> torch.memory_format:
-    """Channels last where ``x`` is so and not also contiguous."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
-    if last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last):
-        return last
-    return torch.contiguous_format

@@ -43,6 +43,11 @@ from hyperslab.layout.reshape import (
     plan_reshape as plan_reshape,
 )
 from hyperslab.layout.span import Span as Span
+from hyperslab.layout.tile import (
+    Tile as Tile,
+    plan_tile as plan_tile,
+    whole_outputs as whole_outputs,
+)
 from hyperslab.layout.window import (
     Reads as Reads,
     TransposedWindow as TransposedWindow,

@@ -11,7 +11,7 @@ from hyperslab.layout.box import Box
 from hyperslab.layout.exchange import Exchange, output_box_reads, plan_windows
 from hyperslab.layout.grid import Grid
 from hyperslab.layout.layout import Layout
-from hyperslab.layout.span import Span
+from hyperslab.layout.tile import whole_outputs
 from hyperslab.layout.window import Window
 
 Slices = tuple[slice, ...]
@@ -107,13 +107,7 @@ def _interior_outputs(source: Layout, windows: Sequence[Window], owned: Box, out
     """The outputs that read nothing but the rank's own inputs and padding."""
     spans = list(outputs.spans)
     for dim, window in enumerate(windows, start=2):
-        own, span = owned.spans[dim], spans[dim]
-        first = -((-own.start - window.padding) // window.stride)
-        stop = (own.stop - 1 + window.padding - window.reach) // window.stride + 1
-        spans[dim] = span & Span(
-            span.start if own.start == 0 else first,
-            span.stop if own.stop == source.shape[dim] else stop,
-        )
+        spans[dim] &= whole_outputs(window, owned.spans[dim], source.shape[dim])
     return Box(tuple(spans)) if owned else Box.of(*[(0, 0)] * len(spans))
 
 

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.comm.agree import agree, agree_about, agree_on
-from hyperslab.comm.fetch import fetch, memory_format_of
+from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Layout, plan_recut, split_over
 from hyperslab.nn.slab import Slab
 

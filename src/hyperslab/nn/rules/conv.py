@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import LayoutError
+from hyperslab.kernels.conv import Settings
 from hyperslab.layout import (
     Box,
     Exchange,
@@ -24,7 +25,7 @@ from hyperslab.layout import (
 )
 from hyperslab.nn import halo_conv
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.halo_conv import HaloConv, Settings
+from hyperslab.nn.halo_conv import HaloConv
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register
 from hyperslab.nn.rules.spatial import (

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.comm.fetch import fetch, memory_format_of
+from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
+from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
 from hyperslab.nn.registry import dispatch, register, unsupported
 from hyperslab.nn.rules.spatial import along, no_outputs, result_dtype

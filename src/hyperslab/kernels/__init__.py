@@ -1,0 +1,1 @@
+"""Local compute: what one process does with its own tensors."""
