@@ -1,5 +1,6 @@
 """The loader with a GPU: pinned buffers, copies on a stream of their own."""
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -38,3 +39,33 @@ def test_what_arrives_on_the_gpu_is_what_the_files_hold(axes, store, tmp_path):
     num_ranks = int(np.prod(list(axes.values())))
     with Team(num_ranks, timeout_seconds=300) as team:
         team.run(body, str(tmp_path / "*.npy"), axes, store)
+
+
+def turning(path, axes, store, dtype):
+    """Slabs turned on the GPU are the arrays turned in host memory, epoch by epoch."""
+    mesh = hs.init(**axes, device="cuda")
+    data = hs.open(path, sample="image", target="label", axes="NDHWC")
+    options = {"batch_size": 4, "store": store, "augment": "cube", "prefetch": 3}
+    with (
+        hs.Loader(data, mesh, dtype=dtype, **options) as on_gpu,
+        hs.Loader(data, mesh, **options) as in_host,
+    ):
+        for _ in range(2):
+            for slabs, arrays in zip(on_gpu, in_host.numpy(), strict=True):
+                for slab, array in zip(slabs, arrays, strict=True):
+                    want = torch.from_numpy(array).to(slab.dtype)
+                    assert slab.local.is_contiguous()
+                    assert torch.equal(slab.local.cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", ["i2", "u2", "f4"])
+@pytest.mark.parametrize(
+    ("axes", "store"), [({}, "memory"), ({}, "none"), ({"depth": 2, "height": 2}, "memory")]
+)
+def test_samples_are_turned_on_the_gpu(axes, store, dtype, tmp_path):
+    image = np.random.default_rng(0).integers(0, 9999, (10, 32, 32, 32, 3)).astype(dtype)
+    with h5py.File(tmp_path / "cubes.h5", "w") as file:
+        file["image"], file["label"] = image, (image[..., 0] % 7).astype(np.int8)
+    with Team(int(np.prod(list(axes.values()))), timeout_seconds=300) as team:
+        for model in (torch.float32, torch.bfloat16):
+            team.run(turning, str(tmp_path / "cubes.h5"), axes, store, model)

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
@@ -30,23 +31,33 @@ class Symmetry:
 
     def source(self, box: Box, spec: ArraySpec) -> Box:
         """The box of the sample that becomes ``box`` of the result."""
-        first = len(spec.shape) - len(self.order)
         spans = list(box.spans)
-        for dim, (origin, flip) in enumerate(zip(self.order, self.flips, strict=True), first):
-            start, stop = box.spans[dim]
-            extent = spec.shape[dim]
-            spans[first + origin] = (
-                Span(extent - stop, extent - start) if flip else Span(start, stop)
-            )
-        return Box(tuple(spans))
+        for dim in self.mirrored(len(spans)):
+            start, stop = spans[dim]
+            spans[dim] = Span(spec.shape[dim] - stop, spec.shape[dim] - start)
+        return Box(tuple(spans[dim] for dim in self.back(len(spans))))
+
+    def source_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of the box of the sample that becomes a box of ``shape``."""
+        return tuple(shape[dim] for dim in self.back(len(shape)))
 
     def view(self, out: NDArray[Any]) -> NDArray[Any]:
         """``out``, a box of the result, as the box of the sample that it is made of."""
-        first = out.ndim - len(self.order)
-        kept = [slice(None)] * first
-        mirrored = out[(*kept, *(slice(None, None, -1 if flip else 1) for flip in self.flips))]
-        back = sorted(range(len(self.order)), key=self.order.__getitem__)
-        return mirrored.transpose(*range(first), *(first + dim for dim in back))
+        return np.flip(out, self.mirrored(out.ndim)).transpose(self.back(out.ndim))
+
+    def mirrored(self, ndim: int) -> tuple[int, ...]:
+        """Those of the result's ``ndim`` dims that are mirrored; the spatial ones come last."""
+        first = ndim - len(self.flips)
+        return tuple(dim for dim, flip in enumerate(self.flips, first) if flip)
+
+    def forth(self, ndim: int) -> tuple[int, ...]:
+        """The dims of the sample in the order of the result's."""
+        first = ndim - len(self.order)
+        return (*range(first), *(first + origin for origin in self.order))
+
+    def back(self, ndim: int) -> tuple[int, ...]:
+        """The dims of the result in the order of the sample's."""
+        return tuple(sorted(range(ndim), key=self.forth(ndim).__getitem__))
 
 
 @dataclass(frozen=True)

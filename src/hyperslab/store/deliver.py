@@ -15,13 +15,15 @@ from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import ArraySpec
 from hyperslab.layout import Layout
 from hyperslab.nn.slab import Slab
+from hyperslab.store.arrived import Arrived
 from hyperslab.store.maker import LocalBatch
 from hyperslab.store.normalize import Normalize, Values
 from hyperslab.store.placement import Placement
+from hyperslab.store.rows import Rows
 
 
 class SlabDelivery:
-    """Copies, converts and normalizes; on a GPU on a stream of its own, ahead of the step."""
+    """Copies, turns, converts, normalizes; on a GPU on a stream of its own, ahead of the step."""
 
     def __init__(
         self,
@@ -39,6 +41,11 @@ class SlabDelivery:
         self._normalize, self._stats, self._dtype = normalize, stats, dtype
         self._stream = torch.cuda.Stream(mesh.device) if mesh.device.type == "cuda" else None
         self._copying: deque[tuple[torch.cuda.Event, LocalBatch]] = deque()
+
+    @property
+    def turns(self) -> bool:
+        """On a GPU, at the speed of its memory; without one the copy into the batch does it."""
+        return self._stream is not None
 
     def __call__(self, local: LocalBatch) -> dict[str, Slab]:
         """Called by the loader's thread."""
@@ -64,10 +71,10 @@ class SlabDelivery:
 
     def _slabs(self, local: LocalBatch) -> dict[str, Slab]:
         sample = next(iter(self._placement.arrays))
-        for name, array in local.arrays.items():
-            _check_range(name, array)
-        on_device = {name: self._moved(array) for name, array in local.arrays.items()}
-        stats = on_device.pop(self._stats) if self._stats else None
+        for name, rows in local.rows.items():
+            _check_range(name, rows.memory)
+        on_device = {name: self._moved(rows) for name, rows in local.rows.items()}
+        stats = on_device.pop(self._stats).as_read() if self._stats else None
         return {
             name: self._slab(
                 local, name, self._sample(x, stats) if name == sample else self._target(x)
@@ -75,23 +82,27 @@ class SlabDelivery:
             for name, x in on_device.items()
         }
 
-    def _moved(self, array: NDArray[Any]) -> Tensor:
-        memory = torch.from_numpy(array)
-        return memory if self._stream is None else memory.to(self._mesh.device, non_blocking=True)
+    def _moved(self, rows: Rows) -> Arrived:
+        memory = torch.from_numpy(rows.memory)
+        if self._stream is not None:
+            memory = memory.to(self._mesh.device, non_blocking=True)
+        return Arrived(rows, memory)
 
-    def _sample(self, x: Tensor, stats: Tensor | None) -> Tensor:
-        dtype = self._dtype or (x.dtype if x.is_complex() else torch.get_default_dtype())
+    def _sample(self, x: Arrived, stats: Tensor | None) -> Tensor:
+        dtype = self._dtype or (x.dtype if x.dtype.is_complex else torch.get_default_dtype())
         if self._normalize.is_nothing:
-            return _converted(x, dtype)
-        y = _converted(x, _exact(torch.promote_types(dtype, torch.float32), x), owned=True)
+            return x.converted(dtype)
+        exact = _exact(torch.promote_types(dtype, torch.float32), x.dtype)
+        y = x.converted(exact, owned=True)
         return normalized(y, self._normalize, stats, "C" in self._spec.axes.letters).to(dtype)
 
-    def _target(self, x: Tensor) -> Tensor:
+    def _target(self, x: Arrived) -> Tensor:
         """Whole numbers as torch's losses want them, others in float32 or the sample's float64."""
-        if x.is_floating_point():
+        if x.dtype.is_floating_point:
             model = self._dtype or torch.get_default_dtype()
-            return _converted(x, torch.promote_types(model, torch.float32))
-        return _converted(x, x.dtype if x.is_complex() or x.dtype == torch.bool else torch.int64)
+            return x.converted(torch.promote_types(model, torch.float32))
+        keeps = x.dtype.is_complex or x.dtype == torch.bool
+        return x.converted(x.dtype if keeps else torch.int64)
 
     @property
     def _spec(self) -> ArraySpec:
@@ -144,17 +155,10 @@ def _check_range(name: str, array: NDArray[Any]) -> None:
         )
 
 
-def _exact(dtype: torch.dtype, x: Tensor) -> torch.dtype:
+def _exact(dtype: torch.dtype, stored: torch.dtype) -> torch.dtype:
     """``dtype``, or float64 where that cannot hold what a file can: an offset may be subtracted."""
-    has_more = x.dtype == torch.float64 or (not x.is_floating_point() and x.element_size() > 2)
-    return torch.float64 if has_more and not x.is_complex() else dtype
-
-
-def _converted(x: Tensor, dtype: torch.dtype, owned: bool = False) -> Tensor:
-    """``x`` in ``dtype``, channels first in memory too, in one pass; a copy if ``owned``."""
-    if not owned and x.dtype == dtype and x.is_contiguous():
-        return x
-    return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
+    has_more = stored == torch.float64 or (not stored.is_floating_point and stored.itemsize > 2)
+    return torch.float64 if has_more and not stored.is_complex else dtype
 
 
 def pin(memory: NDArray[np.uint8]) -> None:

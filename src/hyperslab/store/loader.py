@@ -343,12 +343,20 @@ class NumpyBatches:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        for arrays in self._loader._batches(_arrays):
+        for arrays in self._loader._batches(_AS_ARRAYS):
             yield self._loader._arranged(arrays)
 
 
-def _arrays(local: LocalBatch) -> dict[str, NDArray[Any]]:
-    return local.arrays
+class ArrayDelivery:
+    """Leaves boxes where they are, in host memory."""
+
+    turns = False
+
+    def __call__(self, local: LocalBatch) -> dict[str, NDArray[Any]]:
+        return {name: rows.boxes for name, rows in local.rows.items()}
+
+
+_AS_ARRAYS = ArrayDelivery()
 
 
 def _augmentation(kind: str | None, dataset: Dataset) -> Augmentation | None:

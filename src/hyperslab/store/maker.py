@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ from hyperslab.store.crew import Crew
 from hyperslab.store.memory import MemoryStore, Wish
 from hyperslab.store.peers import Peers
 from hyperslab.store.placement import Placement
-
-Arrays = dict[str, NDArray[Any]]
+from hyperslab.store.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class LocalBatch:
     """This rank's boxes of the samples that came to it, and how many came to each share."""
 
     batch: Batch
-    arrays: Arrays
-    """By name, (samples, channels, ...); their memory is in the file's order of dims."""
+    rows: dict[str, Rows]
+    """By the name of the array."""
     sizes: tuple[int, ...]
     skipped: dict[int, str]
     """Samples that no rank took because one could not read them, and why."""
@@ -40,7 +40,7 @@ class Reading:
     """A batch on its way from files and from other ranks."""
 
     batch: Batch
-    arrays: Arrays
+    rows: dict[str, Rows]
     wishes: list[tuple[Wish, NDArray[Any]]]
     fills: list[Future[None]]
     takes: list[Future[None]]
@@ -63,22 +63,23 @@ class BatchMaker:
         self._crew, self._pool, self._store = crew, pool, store
         self._augmentation = augmentation
 
-    def begin(self, batch: Batch) -> Reading:
+    def begin(self, batch: Batch, turn_later: bool) -> Reading:
+        """Lets a batch be read; its samples are turned on the way, or else left as they are."""
         fills = []
         if self._store:
             fill = self._store.fill
             fills = [self._crew.submit(fill, i) for i in self._store.to_fill(batch.indices)]
         indices = self._taken(batch)
-        arrays = {name: self._buffer(name, len(indices)) for name in self._placement.arrays}
+        rows = {name: self._rows(batch, name, turn_later) for name in self._placement.arrays}
         wishes, takes = [], []
         for row, index in enumerate(indices):
             of_sample = [
-                (wish, self._view(batch, wish, arrays[wish.array][row, ...]))
+                (wish, self._place(batch, wish, rows[wish.array], row))
                 for wish in self._wishes(batch, index, self._placement.rank)
             ]
             wishes += of_sample
             takes.append(self._crew.submit(self._take, of_sample))
-        return Reading(batch, arrays, wishes, fills, takes)
+        return Reading(batch, rows, wishes, fills, takes)
 
     def finish(self, reading: Reading) -> LocalBatch:
         """Collective over all ranks: they skip the same samples, or stop at the same one."""
@@ -104,11 +105,11 @@ class BatchMaker:
             [row for row, index in enumerate(batch.indices[a:b]) if index not in faults]
             for a, b in spans
         ]
-        arrays, mine = reading.arrays, good[self._placement.share]
+        rows, mine = reading.rows, good[self._placement.share]
         if len(mine) < spans[self._placement.share].size:
-            arrays = {name: array[mine] for name, array in arrays.items()}
+            rows = {name: of_array.only(mine) for name, of_array in rows.items()}
         skipped = {index: faults[index] for index in batch.indices if index in faults}
-        return LocalBatch(batch, arrays, tuple(map(len, good)), skipped)
+        return LocalBatch(batch, rows, tuple(map(len, good)), skipped)
 
     def _taken(self, batch: Batch) -> Sequence[int]:
         """The samples that come to this rank."""
@@ -125,9 +126,18 @@ class BatchMaker:
             wishes.append(Wish(index, name, box))
         return wishes
 
-    def _view(self, batch: Batch, wish: Wish, out: NDArray[Any]) -> NDArray[Any]:
-        symmetry = self._symmetry(batch, wish.index, wish.array)
-        return symmetry.view(out) if symmetry else out
+    def _rows(self, batch: Batch, array: str, turn_later: bool) -> Rows:
+        spec, shape = self._placement.arrays[array], self._placement.box(array).shape
+        indices = self._taken(batch)
+        memory = self._pool.take((len(indices), math.prod(shape)), spec.dtype)
+        later = [self._symmetry(batch, index, array) for index in indices if turn_later]
+        return Rows(spec, shape, memory, tuple(filter(None, later)))
+
+    def _place(self, batch: Batch, wish: Wish, rows: Rows, row: int) -> NDArray[Any]:
+        """What a wish is to fill."""
+        place = rows.place(row)
+        symmetry = None if rows.turns else self._symmetry(batch, wish.index, wish.array)
+        return symmetry.view(place) if symmetry else place
 
     def _symmetry(self, batch: Batch, index: int, array: str) -> Symmetry | None:
         if self._augmentation is None or not self._placement.arrays[array].is_cut:
@@ -140,10 +150,3 @@ class BatchMaker:
                 self._store.take(wish, out)
             else:
                 self._dataset.read(wish.index, wish.box, out=out, array=wish.array)
-
-    def _buffer(self, array: str, num: int) -> NDArray[Any]:
-        """Room for this rank's box of ``num`` samples, in the file's order of dims."""
-        spec = self._placement.arrays[array]
-        shape = spec.axes.in_file_order(self._placement.box(array).shape)
-        memory = self._pool.take((num, *shape), spec.dtype)
-        return memory.transpose(0, *(1 + dim for dim in spec.axes.order))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.io.buffers import BufferPool
@@ -19,8 +19,18 @@ from hyperslab.store.pipeline import Pipeline
 MAX_READERS = 8
 PATIENCE_SECONDS = 5.0
 """How long a loader that is closed waits for those of other ranks."""
-Deliver = Callable[[LocalBatch], Any]
 Delivered = tuple[LocalBatch, Any]
+
+
+class Deliver(Protocol):
+    """Makes of a batch what is taken."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether it turns samples itself, which come to it as they were read."""
+        ...
+
+    def __call__(self, local: LocalBatch) -> Any: ...
 
 
 class Works:
@@ -57,7 +67,8 @@ class Works:
             return local, deliver(local)
 
         batches = schedule.batches(at)
-        self._pipeline = Pipeline(batches, maker.begin, finish, self._prefetch)
+        begin = partial(maker.begin, turn_later=deliver.turns)
+        self._pipeline = Pipeline(batches, begin, finish, self._prefetch)
         self._goes_on_at = (at, schedule, deliver)
 
     def take(self) -> Delivered:
