@@ -94,7 +94,7 @@ class Spelling(NamedTuple):
 
     @property
     def in_place(self):
-        return pointwise._writes_in_place(getattr(self.space, self.name))
+        return pointwise.writes_in_place(getattr(self.space, self.name))
 
     def __call__(self, x, *args):
         return getattr(x if self.space is Tensor else self.space, self.name)(*self.args(x, args))

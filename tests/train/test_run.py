@@ -15,7 +15,7 @@ from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
 
 SETTINGS = [
-    "model.options={size = 32, base_channels = 1, dropout = 0.2, batch_norm = true}",
+    "model.options={size = 16, base_channels = 1, dropout = 0.2, batch_norm = true}",
     "data.batch_size=2",
     "data.validation=0",
     "data.test=0",
@@ -78,9 +78,9 @@ def test_a_run_leaves_weights_scores_and_a_log(files, tmp_path):
 
 
 def test_the_exported_weights_load_into_the_plain_module(straight):
-    plain = CosmoFlow(size=32, base_channels=1, batch_norm=True).double()
+    plain = CosmoFlow(size=16, base_channels=1, batch_norm=True).double()
     plain.load_state_dict(weights(straight))
-    assert plain(torch.ones(2, 4, 32, 32, 32, dtype=torch.float64)).shape == (2, 4)
+    assert plain(torch.ones(2, 4, 16, 16, 16, dtype=torch.float64)).shape == (2, 4)
 
 
 def check_resumed(folder, files, axes, step):
@@ -128,7 +128,7 @@ def test_sharded_weights_learn_the_same_and_go_on_replicated(files, tmp_path, st
     assert_close(weights(tmp_path / "run"), weights(straight))
 
 
-PLAIN = "model.options={size = 32, base_channels = 1, dropout = 0.0}"
+PLAIN = "model.options={size = 16, base_channels = 1, dropout = 0.0}"
 
 
 @pytest.mark.ranks(2)
@@ -146,6 +146,11 @@ def test_passes_that_are_accumulated_are_one_step(files, tmp_path):
 def test_activations_that_are_computed_again_change_nothing(files, tmp_path, straight):
     train(tmp_path / "run", files, 'train.checkpoint_activations=["features.*"]')
     assert_equal_bits(weights(tmp_path / "run"), weights(straight))
+
+
+def test_depth_first_tiles_change_nothing_but_rounding(files, tmp_path, straight):
+    train(tmp_path / "run", files, 'train.depth_first=["features.0.conv", "features.1.pool"]')
+    assert_close(weights(tmp_path / "run"), weights(straight))
 
 
 def test_bfloat16_is_refused_on_cpus_where_torch_has_wrong_gradients(files, tmp_path):
@@ -188,7 +193,7 @@ def test_a_folder_that_holds_a_run_is_not_written_to_unasked(files, straight):
     [
         (["data.test=0.5", "data.validation=0.49"], "leave none of 8 samples to train on"),
         (["task.target=label"], "'label' is not among the targets of the data, which are unitPar"),
-        (["model.options={size = 64}"], "32"),
+        (["model.options={size = 64}"], "of 64x64x64 and is given 16x16x16"),
         (["model.name=cosmoflo"], "cosmoflow"),
         (["task.kind=classification"], "the target of shape (2, 4)"),
         (["data.batch_size=3", "train.accumulate=2"], "cannot be cut into"),
@@ -257,7 +262,7 @@ def test_the_rate_follows_epochs_when_the_batch_size_changes(files, tmp_path):
     [
         ("train.seed=5", "the samples for train and validation are not those"),
         ("optimizer.options={amsgrad = true}", "optimizer.options.amsgrad = true, but"),
-        ("model.options={size = 32, base_channels = 2}", "in the checkpoint"),
+        ("model.options={size = 16, base_channels = 2}", "in the checkpoint"),
     ],
 )
 def test_a_run_that_cannot_go_on_so_stays_as_it_was(files, tmp_path, change, words):

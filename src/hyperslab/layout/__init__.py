@@ -32,6 +32,11 @@ from hyperslab.layout.pick import (
     Strided as Strided,
     plan_index as plan_index,
 )
+from hyperslab.layout.piece_call import (
+    PieceCall as PieceCall,
+    plan_piece_call as plan_piece_call,
+    plan_transposed_call as plan_transposed_call,
+)
 from hyperslab.layout.pooled import (
     AdaptiveWindow as AdaptiveWindow,
     UnpaddedStart as UnpaddedStart,
@@ -41,6 +46,14 @@ from hyperslab.layout.reshape import (
     infer_shape as infer_shape,
     merges_dims as merges_dims,
     plan_reshape as plan_reshape,
+)
+from hyperslab.layout.route import (
+    AnyWindow as AnyWindow,
+    ChainPlan as ChainPlan,
+    Route as Route,
+    Step as Step,
+    TileBoxes as TileBoxes,
+    plan_chain as plan_chain,
 )
 from hyperslab.layout.span import Span as Span
 from hyperslab.layout.tile import (

@@ -26,8 +26,12 @@ def align(operands: Sequence[Any], to: Slab | None = None) -> tuple[list[Any], S
     lead = max(slabs, key=Slab.numel) if to is None else to
     if any(slab.mesh is not lead.mesh for slab in slabs):
         check_one_grid(slab.mesh.grid for slab in slabs)
+    if not any(isinstance(operand, Tensor) for operand in operands) and all(
+        slab.layout == lead.layout for slab in slabs
+    ):
+        return [x.local if isinstance(x, Slab) else x for x in operands], lead
     shapes = tuple(tuple(x.shape) for x in operands if isinstance(x, Slab | Tensor))
-    layout = _broadcast(lead.layout, tuple(slab.layout for slab in slabs), shapes)
+    layout = broadcast_layout(lead.layout, tuple(slab.layout for slab in slabs), shapes)
     if to is not None:
         if layout.shape != to.layout.shape:
             raise LayoutError(
@@ -66,7 +70,7 @@ def check_operands(
 
 
 @lru_cache(maxsize=4096)
-def _broadcast(
+def broadcast_layout(
     lead: Layout, layouts: tuple[Layout, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Layout:
     """The layout of the result: each dim split as in ``lead``, else as in another Slab."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, TypeVar
@@ -24,6 +24,7 @@ from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
+from hyperslab.nn.chains import DepthFirstNames, find_chains, install_chains
 from hyperslab.nn.comparisons import Comparisons
 from hyperslab.nn.module_path import add_module_path
 from hyperslab.nn.replica import Replica
@@ -33,7 +34,12 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def parallelize(
-    module: Module, mesh: Mesh, *, shard_weights: bool = False, batch_stats: str = "global"
+    module: Module,
+    mesh: Mesh,
+    *,
+    shard_weights: bool = False,
+    batch_stats: str = "global",
+    depth_first: DepthFirstNames = (),
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
@@ -43,6 +49,13 @@ def parallelize(
     those of rank 0. Weights, buffers and torch's random state (dropout masks come from it) become
     those of rank 0. Keys of ``state_dict`` stay.
 
+    Modules named in ``depth_first`` (``"block1"``, or ``"features.0-2"`` for consecutive children
+    of an ``nn.Sequential``), such as convolution, activation and pool, are computed tile by tile:
+    each tile goes through the whole of the module before the next, only the module's input is
+    kept, and the backward pass computes the rest again. The result is the same. A mapping from
+    names to numbers says how many elements the largest tensor in a tile may have, about 2**27 by
+    default. They cannot be compiled, and hooks of modules inside them run once for every tile.
+
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
 
@@ -50,17 +63,23 @@ def parallelize(
     """
     _check(module, batch_stats)
     mesh = replace(mesh, batch_stats=batch_stats)
+    chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
-    agree_on("the module given to parallelize", (shard_weights, batch_stats, _traits(module)), mesh)
+    named = [(chain.name, chain.tile_numel) for chain in chains]
+    traits = shard_weights, batch_stats, named, _traits(module)
+    agree_on("the module given to parallelize", traits, mesh)
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
     _warn_of_backward_hooks(module, mesh)
+    install_chains(chains)
     if sharded:
         _guard_views(module)
     elif shard_weights and mesh.num_ranks > 1:
-        _shard_weights(module, mesh)
+        _shard_weights(
+            module, mesh, {part for chain in chains if chain.children for part in chain.parts}
+        )
     replicated = mesh.num_ranks > 1 and not shard_weights and not sharded
     _become_parallel(module, mesh, replicated=replicated)
     return module
@@ -227,13 +246,14 @@ def _share_random_state(mesh: Mesh) -> None:
         )
 
 
-def _shard_weights(module: nn.Module, mesh: Mesh) -> None:
+def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]) -> None:
     """Spreads each layer's weights over all ranks, and what is left of the module's own.
 
-    FSDP wants weights that several layers share in one unit: there it is the whole module.
+    FSDP wants weights that several layers share in one unit: there it is the whole module. So are
+    the ``chained`` layers, which run once a tile and must not gather their weights each time.
     """
     over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
-    layers = [*_layers(module)]
+    layers = [layer for layer in _layers(module) if layer not in chained]
     inside = {m for layer in layers for m in layer.modules()}
     own = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
     uses = Counter(map(id, [*own, *(p for layer in layers for p in layer.parameters())]))

@@ -108,7 +108,11 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
         model.to(memory_format=layout)  # type: ignore[call-overload]
     checkpoint_activations(model, settings.checkpoint_activations)
     return parallelize(
-        model, mesh, shard_weights=settings.shard_weights, batch_stats=settings.batch_stats
+        model,
+        mesh,
+        shard_weights=settings.shard_weights,
+        batch_stats=settings.batch_stats,
+        depth_first=settings.depth_first,
     )
 
 

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_map
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.layout import AXES
-from hyperslab.nn.registry import dispatch
 from hyperslab.nn.replica import replicated
 from hyperslab.nn.slab import Slab, is_slab
 
@@ -47,8 +46,9 @@ def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(apply)
     def apply_by_rule(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, Slab) for arg in args) and cls.__name__ not in _HARMLESS:
-            return dispatch(cls.apply, args, kwargs)
+        slab = next((arg for arg in args if isinstance(arg, Slab)), None)
+        if slab is not None and cls.__name__ not in _HARMLESS:
+            return slab._run(cls.apply, args, kwargs)
         return apply(cls, *args, **kwargs)
 
     return apply_by_rule

@@ -1,0 +1,123 @@
+"""Which modules of a network are computed depth first, by their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from hyperslab.errors import ConfigError
+from hyperslab.nn.depth_first import TILE_NUMEL, Chain, DepthFirst
+
+DepthFirstNames = Sequence[str] | Mapping[str, int]
+"""Names of chains, with the elements of the largest tensor in a tile where not left to us."""
+
+
+def find_chains(module: nn.Module, names: DepthFirstNames) -> list[Chain]:
+    """The chains of ``module`` with these ``names``: ``block1``, or ``features.0-2`` for three."""
+    if isinstance(names, str):
+        raise ConfigError(f"depth_first is a list of names, got {names!r}: write [{names!r}]")
+    sizes = names if isinstance(names, Mapping) else dict.fromkeys(names, TILE_NUMEL)
+    chains = [_find(module, name, numel) for name, numel in sizes.items()]
+    for chain in chains:
+        _check(chain)
+    for first, second in combinations(chains, 2):
+        if _overlap(first, second):
+            raise ConfigError(
+                f"depth_first has {first.name!r} and {second.name!r}, which have modules in "
+                "common: name each once"
+            )
+    return chains
+
+
+def _overlap(first: Chain, second: Chain) -> bool:
+    """Whether a part of one chain is, or lies in, a part of the other."""
+    pairs = [(f"{a}.", f"{b}.") for a in first.paths for b in second.paths]
+    return any(a.startswith(b) or b.startswith(a) for a, b in pairs)
+
+
+def _find(module: nn.Module, name: str, tile_numel: Any) -> Chain:
+    if not isinstance(tile_numel, int) or tile_numel < 1:
+        raise ConfigError(f"depth_first[{name!r}] must be a number of elements, got {tile_numel!r}")
+    known = dict(module.named_modules(remove_duplicate=False))
+    if name and name in known:
+        return Chain(name, known[name], (), tile_numel)
+    parent, _, ends = str(name).rpartition(".")
+    first, _, last = ends.partition("-")
+    children = [*known[parent]._modules] if parent in known else []
+    if first in children and last in children[children.index(first) :]:
+        chosen = children[children.index(first) : children.index(last) + 1]
+        return Chain(name, known[parent], tuple(chosen), tile_numel)
+    near = difflib.get_close_matches(str(name), filter(None, known), 1, cutoff=0.0)
+    raise ConfigError(
+        f"depth_first has {name!r}, which is no module's name"
+        + (f": did you mean {near[0]!r}?" if near else "")
+        + " (consecutive children of an nn.Sequential are named as in 'features.0-2')"
+    )
+
+
+def _check(chain: Chain) -> None:
+    owner, kind = chain.owner, type(chain.owner).__name__
+    if chain.children and type(owner).forward is not nn.Sequential.forward:
+        raise ConfigError(
+            f"depth_first has {chain.name!r}: only children of an nn.Sequential run one after the "
+            f"other, and this is a {kind}; name single modules"
+        )
+    if chain.children and "forward" in owner.__dict__:
+        raise ConfigError(
+            f"depth_first has {chain.name!r}, children of a module whose forward was replaced, as "
+            "activation checkpointing does: do either with it"
+        )
+    if type(owner).forward is nn.Module.forward:
+        raise ConfigError(
+            f"depth_first has {chain.name!r}, a {kind}, which is never called: name its children"
+        )
+    for part in chain.parts:
+        inner = part.children() if not chain.children else [part]
+        if any(isinstance(each, FSDPModule) for child in inner for each in child.modules()):
+            raise ConfigError(
+                f"depth_first has {chain.name!r}, and fully_shard was applied to a part of it: "
+                "apply it to the whole chain or around it, as its parts run once for every tile"
+            )
+
+
+def install_chains(chains: Sequence[Chain]) -> None:
+    """Makes the chains run depth first on Slabs. Names, keys and hooks stay."""
+    for chain in chains:
+        table = chain.owner.__dict__
+        if not chain.children:
+            table["forward"] = DepthFirst(chain, chain.owner.forward)
+        else:
+            table.setdefault("forward", _Stretches(chain.owner)).add(chain)
+
+
+class _Stretches:
+    """The ``forward`` of an ``nn.Sequential`` some of whose children are chains."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        self._owner = owner
+        self._chains: dict[str, DepthFirst] = {}
+        """By the name of their first child."""
+        self._inside: set[str] = set()
+        """The children that follow another one in a chain."""
+
+    def add(self, chain: Chain) -> None:
+        first, *others = chain.children
+        self._chains[first] = DepthFirst(chain, partial(self._run_children, chain.children))
+        self._inside.update(others)
+
+    def __call__(self, input: Any) -> Any:
+        for name, child in self._owner._modules.items():  # which may hold one twice
+            if name not in self._inside:
+                input = self._chains.get(name, child)(input)  # type: ignore[misc]
+        return input
+
+    def _run_children(self, names: Sequence[str], x: Any) -> Any:
+        for name in names:
+            x = self._owner.get_submodule(name)(x)
+        return x

@@ -1,0 +1,257 @@
+"""A chain of layers computed tile by tile, all of it for one tile before the next.
+
+Of a chain such as convolution, activation and pool only the input is kept. Tensors between its
+layers exist for one tile at a time, and are computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import ConfigError, UnsupportedOp
+from hyperslab.kernels.memory import memory_format_of
+from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
+from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_windows
+from hyperslab.nn.registry import settle
+from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.survey import Survey, Weights, survey, traits
+from hyperslab.nn.tile_slab import TileSlab
+
+MOST_KEPT = 64
+"""Shapes of inputs whose surveys are kept."""
+TILE_NUMEL = 2**27
+"""Elements of the largest tensor in a tile, unless others are asked for."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A module, or consecutive children of an ``nn.Sequential``, to be computed depth first."""
+
+    name: str
+    owner: nn.Module
+    """The module itself, or the ``nn.Sequential``."""
+    children: tuple[str, ...]
+    """The names of the children; none for the module itself."""
+    tile_numel: int = TILE_NUMEL
+
+    @property
+    def paths(self) -> list[str]:
+        """The names of its parts in the network."""
+        parent = self.name.rpartition(".")[0]
+        return [f"{parent}.{child}".lstrip(".") for child in self.children] or [self.name]
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [self.owner.get_submodule(name) for name in self.children] or [self.owner]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [module for part in self.parts for module in part.modules()]
+
+
+class DepthFirst:
+    """What runs in the place of ``run``, which is that of ``chain``: tile by tile on Slabs."""
+
+    def __init__(self, chain: Chain, run: Callable[..., Any]) -> None:
+        self._chain, self._run = chain, run
+        self._surveys: dict[object, Survey] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            from hyperslab.nn.uncompiled import refuse_compiling  # loads the compiler
+
+            refuse_compiling(self._chain.name)
+        leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
+        slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
+        if not slabs or 0 in slabs[0].shape:
+            return self._run(*args, **kwargs)
+        self._check(slabs, leaves)
+        settle(self._run, ())
+        call = _Call(self._run, *_swapped((args, kwargs), slabs[0], _TILE))
+        settings = [(type(leaf), leaf) for leaf in leaves if leaf is not slabs[0]]
+        return self._compute(slabs[0], call, settings)
+
+    def _check(self, slabs: Sequence[Slab], leaves: Sequence[Any]) -> None:
+        chain = f"{self._chain.name}, a depth-first chain,"
+        if len(slabs) > 1 or any(isinstance(leaf, Tensor) for leaf in leaves):
+            raise UnsupportedOp(
+                f"{chain} takes one tensor and is given more: name a part of it in depth_first"
+            )
+        if 1 in slabs[0].layout.split_dims:
+            raise UnsupportedOp(f"{chain} wants all channels: {slabs[0].layout.describe()}")
+
+    def _compute(self, x: Slab, run: Callable[[TileSlab], Any], settings: Sequence[Any]) -> Slab:
+        weights, autocast = Weights(self._chain.modules), _Autocast.now(x.device)
+        found = self._surveyed(x, run, weights, (*settings, autocast))
+        grid, rank = x.mesh.grid, x.mesh.rank
+        plan = plan_chain(grid, rank, x.layout, found.route, self._chain.tile_numel)
+        window = fetch(x.local, plan.exchange, x.mesh)
+        wants_input, *wants = found.reaches
+        job = _Pass(self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, autocast)
+        window = window if wants_input else window.detach()
+        local = _TileByTile.apply(job, window, *job.trained)  # type: ignore[no-untyped-call]
+        return Slab(local, found.route.output, x.mesh)
+
+    def _surveyed(
+        self, x: Slab, run: Callable[[TileSlab], Any], weights: Weights, settings: Sequence[Any]
+    ) -> Survey:
+        """What ``survey`` finds; it takes milliseconds, so it is kept."""
+        kind = x.layout, x.dtype, x.device, x.requires_grad, memory_format_of(x.local)
+        key = (kind, *settings, traits(self._chain.modules, weights.parameters))
+        try:
+            hash(key)
+        except TypeError:  # arguments that nobody can tell whether they have changed
+            return survey(run, x, weights)
+        if key not in self._surveys:
+            if len(self._surveys) == MOST_KEPT:
+                self._surveys.clear()
+            self._surveys[key] = survey(run, x, weights)
+        return self._surveys[key]
+
+
+_TILE = object()
+"""The place of the tile among the arguments of a call."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that is repeated for every tile; it does not keep the Slab it came from."""
+
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, tile: TileSlab) -> Any:
+        args, kwargs = _swapped((self.args, self.kwargs), _TILE, tile)
+        return self.run(*args, **kwargs)
+
+
+def _swapped(tree: Any, old: object, new: object) -> Any:
+    return tree_map(lambda leaf: new if leaf is old else leaf, tree, is_leaf=is_slab)
+
+
+@dataclass(frozen=True)
+class _Autocast:
+    """How operands are cast on a kind of device."""
+
+    kind: str
+    dtype: torch.dtype
+    enabled: bool
+
+    @classmethod
+    def now(cls, device: torch.device) -> _Autocast:
+        kind = device.type
+        return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    def again(self) -> torch.autocast:
+        """Without a cache: what it keeps of weights would outlive a tile and its graph."""
+        return torch.autocast(self.kind, self.dtype, self.enabled, cache_enabled=False)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward pass through a chain, and all that its backward pass needs besides tensors."""
+
+    name: str
+    run: Callable[[TileSlab], Any]
+    source: Layout
+    mesh: Mesh
+    survey: Survey
+    plan: ChainPlan
+    weights: Weights
+    wants: Sequence[bool]
+    """Whether each of the weights gets a gradient."""
+    autocast: _Autocast
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        return [p for p, wants in zip(self.weights.parameters, self.wants, strict=True) if wants]
+
+    def with_trained(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """All weights, with ``leaves`` in the place of those that get gradients."""
+        rest = iter(leaves)
+        pairs = zip(self.weights.parameters, self.wants, strict=True)
+        return [next(rest) if wants else p for p, wants in pairs]
+
+    def compute(self, piece: Tensor, tile: TileBoxes) -> Tensor:
+        """The outputs of ``tile``, of the ``piece`` of the input that they read."""
+        with self.autocast.again():
+            out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh))
+        if out.whole != self.survey.route.output or not out.held.contains(tile.outputs):
+            raise ConfigError(
+                f"{self.name}, a depth-first chain, does something else than when it first got a "
+                f"tensor of this shape, and made {self.survey.route.output.shape} of it: what it "
+                "does must depend on its modules' attributes and its arguments alone"
+            )
+        return out.part(tile.outputs)  # type: ignore[no-any-return]
+
+
+class _TileByTile(Function):
+    """The outputs of a chain on this rank, whose inputs it holds."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Pass, window: Tensor, *weights: Tensor) -> Tensor:
+        ctx.job = job
+        ctx.save_for_backward(window, *weights)
+        plan = job.plan
+        out = torch.empty(
+            plan.outputs.shape,
+            dtype=job.survey.dtype,
+            device=window.device,
+            memory_format=job.survey.memory_format,
+        )
+        for tile in plan.tiles:
+            piece = window[tile.reads.slices_in(plan.exchange.wanted)]
+            out[tile.outputs.slices_in(plan.outputs)] = job.compute(piece, tile)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the tiles, added up. They have a graph if one is asked for."""
+        job: _Pass = ctx.job
+        window, *weights = ctx.saved_tensors
+        wants_window = ctx.needs_input_grad[1]
+        grad_window = torch.zeros_like(window) if wants_window else None
+        sums = [torch.zeros_like(w, dtype=_wide(w.dtype)) for w in weights]
+        leaves = [_leaf(w) for w in weights]
+        for tile in job.plan.tiles:
+            where = tile.reads.slices_in(job.plan.exchange.wanted)
+            piece = _leaf(window[where]) if wants_window else window[where]
+            with torch.enable_grad(), job.weights.replaced(job.with_trained(leaves)):
+                out = job.compute(piece, tile)
+            found = torch.autograd.grad(
+                out,
+                [*([piece] if wants_window else []), *leaves],
+                grad[tile.outputs.slices_in(job.plan.outputs)],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+            )
+            if grad_window is not None:
+                _add(grad_window[where], found[0])
+            for total, part in zip(sums, found[len(found) - len(sums) :], strict=True):
+                _add(total, part)
+        return None, grad_window, *(t.to(w.dtype) for t, w in zip(sums, weights, strict=True))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _leaf(x: Tensor) -> Tensor:
+    """``x`` to differentiate by; in a graph of gradients it stays connected."""
+    return x.view_as(x) if torch.is_grad_enabled() else x.detach().requires_grad_()
+
+
+def _add(total: Tensor, part: Tensor | None) -> None:
+    if part is not None:
+        total.add_(part)

@@ -1,0 +1,141 @@
+"""A tile on its way through a chain of layers that are computed one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Never
+
+import torch
+from torch import Tensor
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import UnsupportedOp
+from hyperslab.layout import AnyWindow, Box, Layout, Step
+from hyperslab.nn.registry import name_of
+from hyperslab.nn.slab import Slab
+
+Rule = Callable[..., Any]
+
+TILE_RULES: dict[Callable[..., Any], Rule] = {}
+"""What computes a torch function of tiles; the others cannot run on them."""
+
+
+class TileSlab(Slab):
+    """A box of a layer's tensor. To torch functions it is the whole tensor, as every Slab is.
+
+    A function computes what it can of its result from the boxes it is given. On a tape it notes
+    which tensor it makes of which. The box may lie anywhere, so there is no ``layout`` to ask for
+    what other ranks hold; ``whole`` is that which the tensor would have layer by layer.
+    """
+
+    local: Tensor
+    held: Box
+    whole: Layout
+    tape: list[Step] | None
+    step: int
+    """The tensor's number on the tape."""
+
+    def __init__(
+        self,
+        local: Tensor,
+        held: Box,
+        whole: Layout,
+        mesh: Mesh,
+        tape: list[Step] | None = None,
+        step: int = 0,
+    ) -> None:
+        self.__dict__.update(local=local, held=held, whole=whole, mesh=mesh, tape=tape, step=step)
+
+    @staticmethod
+    def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = TILE_RULES.get(function)
+        if rule is None or kwargs.get("out") is not None:
+            raise not_by_tiles(function)
+        return rule(*args, **kwargs)
+
+    @property
+    def layout(self) -> Never:
+        raise UnsupportedOp(
+            "a tile of a depth-first chain is no Slab with a layout: gather, shard and rules of "
+            "hyperslab.register cannot be used within it; name modules without them in depth_first"
+        )
+
+    @property
+    def shape(self) -> torch.Size:
+        """The global shape."""
+        return torch.Size(self.whole.shape)
+
+    @property
+    def box(self) -> Box:
+        return self.held
+
+    @property
+    def ndim(self) -> int:
+        return len(self.whole.shape)
+
+    def __len__(self) -> int:
+        return self.whole.shape[0]
+
+    def with_local(self, local: Tensor, layout: Layout | None = None) -> TileSlab:
+        """The same box of a tensor made of this one, element by element."""
+        if layout is not None:
+            return self.layout
+        return TileSlab(local, self.held, self.whole, self.mesh, self.tape, self.step)
+
+    def made_into(
+        self,
+        local: Tensor,
+        held: Box,
+        whole: Layout,
+        parents: Sequence[TileSlab] = (),
+        windows: Sequence[AnyWindow | None] = (),
+    ) -> TileSlab:
+        """A tile of the tensor that is made of ``parents``, by default of this tile's."""
+        step = self._note(Step(whole.shape, _numbers(parents or [self]), tuple(windows)))
+        return TileSlab(local, held, whole, self.mesh, self.tape, step)
+
+    def become(self, local: Tensor, held: Box, parents: Sequence[TileSlab]) -> TileSlab:
+        """This tile, in place: whoever holds it sees what was made of it and the ``parents``."""
+        step = self._note(Step(self.whole.shape, _numbers(parents)))
+        self.__dict__.update(local=local, held=held, step=step)
+        return self
+
+    def _note(self, step: Step) -> int:
+        if self.tape is None:
+            return 0
+        if not step.windows and len(step.parents) == 1:  # no other indices: as good as the parent
+            parent = step.parents[0]
+            if self.tape[parent].shape == step.shape:
+                return parent
+        self.tape.append(step)
+        return len(self.tape) - 1
+
+    def part(self, box: Box) -> Tensor:
+        """The elements in ``box``, which this tile holds."""
+        return self.local if box == self.held else self.local[box.slices_in(self.held)]
+
+    def __repr__(self) -> str:
+        held = "x".join(map(str, self.held.shape))
+        return f"TileSlab({held} of {self.whole.describe()}, {self.dtype}, {self.device})"
+
+
+def _numbers(tiles: Sequence[TileSlab]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(tile.step for tile in tiles))
+
+
+def tile_rule(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
+    """Makes the decorated rule what computes ``functions`` of tiles."""
+
+    def keep(rule: Rule) -> Rule:
+        TILE_RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return keep
+
+
+def not_by_tiles(function: Callable[..., Any], why: str = "") -> UnsupportedOp:
+    """The error to raise where ``function`` cannot be computed tile by tile."""
+    return UnsupportedOp(
+        f"{name_of(function)} cannot be computed in the tiles of a depth-first chain: "
+        f"{why or 'it has no rule there'}. Name modules without it in depth_first"
+    )
