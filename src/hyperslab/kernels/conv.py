@@ -1,13 +1,131 @@
-"""Convolutions of one process's tensors."""
+"""Convolutions of one process's tensors, in one call or, where that is too large, tile by tile."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
+from hyperslab.kernels import tiles
+from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
+
+Wants = tuple[bool, bool, bool]
+Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Those of input, weight and bias."""
+
+
+class Convolution(NamedTuple):
+    """What ``torch.convolution`` takes besides tensors, in its order."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+    def output_shape(self, x: Tensor, weight: Tensor) -> tuple[int, ...]:
+        numbers = x.shape[2:], weight.shape[2:], *self[:3], self.output_padding
+        if self.transposed:
+            sizes = [
+                (n - 1) * s - 2 * p + d * (k - 1) + end + 1
+                for n, k, s, p, d, end in zip(*numbers, strict=True)
+            ]
+            return (x.shape[0], weight.shape[1] * self.groups, *sizes)
+        sizes = [
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d, _ in zip(*numbers, strict=True)
+        ]
+        return (x.shape[0], weight.shape[0], *sizes)
+
+    def fits(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether it is one call's work. Complex numbers are left to torch."""
+        if not self.transposed and _is_small(x, weight, self.padding):
+            return True
+        numel = max(x.numel(), math.prod(self.output_shape(x, weight)))
+        return numel <= tiles.MAX_NUMEL or x.is_complex()
+
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.fits(x, weight):
+            return torch.convolution(x, weight, bias, *self)
+        return _tiled(x, weight, bias, self)
+
+    def run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
+        """The gradients, as far as they are wanted."""
+        if self.fits(x, weight):
+            return self.run_backward_at_once(grad, x, weight, wants)
+        wants_x, wants_weight, wants_bias = wants
+        return (
+            self._tiled_input_grad(grad, x, weight) if wants_x else None,
+            self._tiled_weight_grad(grad, x, weight) if wants_weight else None,
+            _bias_grad(grad) if wants_bias else None,
+        )
+
+    def run_backward_at_once(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
+        """The gradients by one call, whatever the size; they can be differentiated."""
+        num_filters = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
+        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
+            grad, x, weight, [num_filters], *self, wants
+        )
+
+    def run_tiled(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output; autograd must not watch."""
+        conv, sizes = self._conv(weight), self.output_shape(x, weight)[2:]
+        run = conv.input_grad if self.transposed else conv.output
+        return run(x, weight, bias, sizes)
+
+    def _tiled_input_grad(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        conv = self._conv(weight)
+        run = conv.output if self.transposed else conv.input_grad
+        return run(grad, weight, None, x.shape[2:])
+
+    def _tiled_weight_grad(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ends = (grad, x) if self.transposed else (x, grad)
+        return self._conv(weight).weight_grad(*ends, weight)
+
+    def _conv(self, weight: Tensor) -> Conv:
+        """The convolution that it is, or of which it is the adjoint."""
+        return Conv(tuple(map(Window, weight.shape[2:], *self[:3])), self.groups)
+
+
+def _is_small(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
+    """Whether a convolution is one call's work by a bound that costs a comparison.
+
+    Padding makes a dim at most ``1 + 2 * padding`` times as long.
+    """
+    growth: int = (1 + 2 * max(padding)) ** len(padding)
+    return x.numel() * weight.shape[0] * growth <= tiles.MAX_NUMEL
+
+
+def _bias_grad(grad: Tensor) -> Tensor:
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return grad.sum((0, *range(2, grad.ndim)), dtype=wide).to(grad.dtype)
+
+
+class _Tiled(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, convolution: Convolution
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.convolution = convolution
+        return convolution.run_tiled(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        convolution: Convolution = ctx.convolution
+        again = torch.is_grad_enabled()  # for a gradient of this gradient
+        run = convolution.run_backward_at_once if again else convolution.run_backward
+        x, weight = ctx.saved_tensors
+        return (*run(grad, x, weight, ctx.needs_input_grad[:3]), None)
+
+
+_tiled: Callable[..., Tensor] = _Tiled.apply
 
 
 class Settings(NamedTuple):
@@ -17,31 +135,27 @@ class Settings(NamedTuple):
     dilation: tuple[int, ...]
     groups: int
 
+    def padded(self, padding: tuple[int, ...]) -> Convolution:
+        zeros = (0,) * len(padding)
+        return Convolution(self.stride, padding, self.dilation, False, zeros, self.groups)
+
+    def fits(self, x: Tensor, weight: Tensor, padding: str | tuple[int, ...]) -> bool:
+        """Whether it is one call's work. Padding in words makes no dim longer."""
+        if isinstance(padding, str):
+            numel = x.shape[0] * math.prod(x.shape[2:]) * max(x.shape[1], weight.shape[0])
+            return numel <= tiles.MAX_NUMEL or x.is_complex()
+        return _is_small(x, weight, padding) or self.padded(padding).fits(x, weight)
+
     def output_shape(self, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:
-        windows = map(Window, weight.shape[2:], self.stride, padding, self.dilation)
-        sizes = (w.output_extent(n) for w, n in zip(windows, x.shape[2:], strict=True))
-        return (x.shape[0], weight.shape[0], *sizes)
+        return self.padded(padding).output_shape(x, weight)
 
     def run(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...]
     ) -> Tensor:
-        zeros = (0,) * len(padding)
-        return torch.convolution(
-            x, weight, bias, self.stride, padding, self.dilation, False, zeros, self.groups
-        )
+        return self.padded(padding).run(x, weight, bias)
 
     def run_backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        padding: tuple[int, ...],
-        *,
-        wants: tuple[bool, bool, bool],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The gradients of input, weight and bias, as far as they are wanted."""
-        zeros = (0,) * len(padding)
-        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
-            grad, x, weight, [weight.shape[0]], self.stride, padding, self.dilation, False, zeros,
-            self.groups, wants,
-        )  # fmt: skip
+        self, grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], *, wants: Wants
+    ) -> Grads:
+        """The gradients, as far as they are wanted."""
+        return self.padded(padding).run_backward(grad, x, weight, wants)

@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
+from hyperslab.kernels.chunks import map_chunks, sum_chunks
 
 
 class Moments(NamedTuple):
@@ -47,7 +48,7 @@ class _Standardize(Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         mean, var = _global_moments(x, moments, mesh)
         scale = torch.rsqrt(var + eps)
-        out = ((x - mean) * scale).to(x.dtype)
+        out = map_chunks(_standardized, x, mean, scale)
         ctx.save_for_backward(out if inner else x, mean, scale)
         ctx.moments, ctx.mesh, ctx.inner = moments, mesh, inner
         ctx.mark_non_differentiable(var)
@@ -59,22 +60,37 @@ class _Standardize(Function):
         ctx: Any, grad: Tensor | None, grad_mean: Tensor | None, _: None, grad_scale: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         saved, mean, scale = ctx.saved_tensors
-        out = saved if ctx.inner else ((saved - mean) * scale).to(saved.dtype)
+        out = saved if ctx.inner else map_chunks(_standardized, saved, mean, scale)
         grad = torch.zeros_like(out) if grad is None else grad
         dims, wide = ctx.moments.dims, scale.dtype
         means = _mean_over_ranks(
             [
                 grad.sum(dims, keepdim=True, dtype=wide),
-                (grad * out).sum(dims, keepdim=True, dtype=wide),
+                sum_chunks(torch.mul, dims, wide, grad, out),
             ],
             ctx,
         )
-        home = (grad - means[0] - out * means[1]) * scale
+        home = map_chunks(_input_grad, grad, out, *means, scale)
         if grad_mean is not None or grad_scale is not None:  # in a gradient of a gradient
             ends = [torch.zeros_like(mean) if g is None else g for g in (grad_mean, grad_scale)]
             means = _mean_over_ranks(ends, ctx)
             home = home + means[0] - means[1] * scale.square() * out
-        return home.to(grad.dtype), None, None, None, None
+            home = home.to(grad.dtype)
+        return home, None, None, None, None
+
+
+def _standardized(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return (x - mean) * scale
+
+
+def _input_grad(
+    grad: Tensor, out: Tensor, mean: Tensor, mean_with_out: Tensor, scale: Tensor
+) -> Tensor:
+    return (grad - mean - out * mean_with_out) * scale
+
+
+def _squared_distance(x: Tensor, mean: Tensor) -> Tensor:
+    return (x - mean).square_()
 
 
 def _mean_over_ranks(sums: list[Tensor], ctx: Any) -> Tensor:
@@ -90,12 +106,12 @@ def _global_moments(x: Tensor, moments: Moments, mesh: Mesh) -> tuple[Tensor, Te
     Squares are taken around each rank's mean, then moved to the global mean: a sum of plain squares
     would cancel.
     """
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     count = 1
     for dim in moments.dims:
         count *= x.shape[dim]
-    mean = wide.sum(moments.dims, keepdim=True) / max(count, 1)
-    squares = (wide - mean).square_().sum(moments.dims, keepdim=True)
+    mean = x.sum(moments.dims, keepdim=True, dtype=wide) / max(count, 1)
+    squares = sum_chunks(_squared_distance, moments.dims, wide, x, mean)
     if not moments.axes:
         return mean, squares / moments.num
     counts = torch.full_like(mean, count)

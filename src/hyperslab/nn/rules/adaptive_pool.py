@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
+from hyperslab.kernels.indices import global_indices
 from hyperslab.layout import AdaptiveWindow, Cuts, Layout, Span, Split, Windowed, plan_windows
 from hyperslab.nn.recut import whole_along
 from hyperslab.nn.registry import integers, register, unsupported
@@ -18,7 +19,6 @@ from hyperslab.nn.rules.reduction import mean
 from hyperslab.nn.rules.spatial import (
     along,
     check_batch,
-    global_indices,
     no_outputs,
     result_dtype,
     without_samples,

@@ -56,7 +56,7 @@ class _ConvPlan:
 
 
 @lru_cache(maxsize=4096)
-def _plan_conv(
+def plan_conv(
     grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...], num_filters: int
 ) -> _ConvPlan:
     ends = [
@@ -78,7 +78,7 @@ def _plan_conv(
 
 
 @lru_cache(maxsize=4096)
-def _conv_windows(
+def conv_windows(
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     padding: str | tuple[int, ...],
@@ -119,14 +119,14 @@ def _make_conv(num_dims: int) -> None:
         check_weights(
             function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups
         )
-        if not any(x.layout.splits[2:]):
+        settings = Settings(steps, dilations, groups)
+        if not any(x.layout.splits[2:]) and settings.fits(x.local, weight, pads):
             local = function(x.local, weight, bias, steps, pads, dilations, groups)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
-        windows = _conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
-        plan = _plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+        windows = conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
+        plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
         check_extents(function, x, plan.output)
-        settings = Settings(steps, dilations, groups)
         x, weight, bias = autocast(x, weight, bias)
         return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import LayoutError
+from hyperslab.kernels.conv import Convolution
 from hyperslab.layout import Layout, TransposedWindow, plan_windows
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.nothing import nothing
@@ -45,7 +46,8 @@ def _make_conv_transpose(num_dims: int) -> None:
         steps, pads, output_pads, dilations = settings
         out_channels = weight.shape[1] * groups
         check_weights(function, x, weight, bias, (weight.shape[0], out_channels), groups)
-        if not any(x.layout.splits[2:]):
+        convolution = Convolution(steps, pads, dilations, True, output_pads, groups)
+        if not any(x.layout.splits[2:]) and convolution.fits(x.local, weight):
             local = function(x.local, weight, bias, steps, pads, output_pads, groups, dilations)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
@@ -78,16 +80,15 @@ def _split_conv_transpose(
         return x.with_local(nothing(box.shape, window, weight, bias), layout)
     # Along split dims all that the window adds to is computed; the rank takes its outputs from it.
     split = [cut is not None for cut in x.layout.splits[2:]]
-    local = function(
-        window,
-        weight,
-        bias,
-        [w.stride for w in windows],
-        [0 if cut else w.padding for cut, w in zip(split, windows, strict=True)],
-        [0 if cut else w.output_padding for cut, w in zip(split, windows, strict=True)],
+    convolution = Convolution(
+        tuple(w.stride for w in windows),
+        tuple(0 if cut else w.padding for cut, w in zip(split, windows, strict=True)),
+        tuple(w.dilation for w in windows),
+        True,
+        tuple(0 if cut else w.output_padding for cut, w in zip(split, windows, strict=True)),
         groups,
-        [w.dilation for w in windows],
     )
+    local = convolution.run(window, weight, bias)
     for dim, (cut, w) in enumerate(zip(split, windows, strict=True), start=2):
         if cut:
             own, written = box.spans[dim], w.writes(planned.exchange.wanted.spans[dim])

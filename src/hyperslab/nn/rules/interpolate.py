@@ -14,6 +14,9 @@ from torch.autograd import Function
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
+from hyperslab.errors import LayoutError
+from hyperslab.kernels import tiles
+from hyperslab.kernels.interpolate import interpolate as local_interpolate
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
 from hyperslab.nn.registry import dispatch, register, unsupported
@@ -53,6 +56,8 @@ def interpolate(
         raise unsupported(F.interpolate, x, "antialias=True is not supported")
     if split and not x.is_floating_point() and kind.smooth:
         raise unsupported(F.interpolate, x, f"values of {x.dtype} are rounded")
+    if not split and x.device.type == "cuda":
+        _check_channel(x, sizes)
     recomputed = scale_factor is None or recompute_scale_factor
     factors = None if recomputed else _per_dim(scale_factor, num_dims)
     windows = _resamplings(kind, x.layout.shape[2:], sizes, factors)
@@ -64,9 +69,19 @@ def interpolate(
     elif split:
         local = _run_split(x, window, kind, windows, factors, planned).to(dtype)
     else:
-        local = F.interpolate(window, size, scale_factor, *options)
+        local = local_interpolate(window, size, scale_factor, *options)
     # Resized to its own size, it is still a tensor of its own.
     return x.with_local(local.clone() if local is x.local else local, planned.output)
+
+
+def _check_channel(x: Slab, sizes: Sequence[int]) -> None:
+    """Raises where a GPU would interpolate wrongly, as pytorch issue 193689 says."""
+    numel = max(math.prod(x.layout.shape[2:]), math.prod(sizes))
+    if numel > tiles.MAX_NUMEL:
+        raise LayoutError(
+            f"interpolate: a channel has {numel} elements before or after, and a GPU counts no "
+            f"more than {tiles.MAX_NUMEL}: split it along depth, height or width"
+        )
 
 
 def _hashable(value: Any) -> Any:
@@ -101,7 +116,7 @@ class _Kind(NamedTuple):
 
     def run(self, x: Tensor, sizes: Sequence[int], factors: Sequence[float] | None) -> Tensor:
         size = sizes if factors is None else None
-        return F.interpolate(x, size, factors, self.mode, self.align_corners)
+        return local_interpolate(x, size, factors, self.mode, self.align_corners)
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.reduction import widened
@@ -61,14 +62,27 @@ def _check_channels(function: Any, input: Slab, *per_channel: Tensor | None) -> 
     return x
 
 
-def _check_running(function: Any, mean: Tensor | None, var: Tensor | None) -> None:
-    if mean is None or var is None:
-        raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
-
-
 def _update(running: Tensor, new: Tensor, momentum: float) -> None:
     with torch.no_grad():
         running.lerp_(new.to(running.dtype), momentum)
+
+
+def _by_running(
+    function: Any,
+    x: Slab,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Slab:
+    """``x`` standardised by running statistics."""
+    if mean is None or var is None:
+        raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
+    if fits(x.local):
+        return x.with_local(F.batch_norm(x.local, mean, var, weight, bias, eps=eps))
+    local = standardize_by(x.local, mean, var, eps)
+    return x.with_local(_affine_per_channel(local, weight, bias))
 
 
 @register(F.batch_norm)
@@ -85,13 +99,13 @@ def batch_norm(
     """Batch norm over the global batch, or over one spatial group where the mesh says so."""
     x = _check_channels(F.batch_norm, input, running_mean, running_var, weight, bias)
     if not training:
-        _check_running(F.batch_norm, running_mean, running_var)
+        return _by_running(F.batch_norm, x, running_mean, running_var, weight, bias, eps)
     dims = (0, *range(2, x.ndim))
     over = dims[1:] if x.mesh.batch_stats == "spatial" else dims
     axes = x.layout.axes_of(over)
-    if not training or not axes:
+    if not axes and fits(x.local):
         return x.with_local(
-            F.batch_norm(x.local, running_mean, running_var, weight, bias, training, momentum, eps)
+            F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps)
         )
     num_samples = x.layout.shape[0] if 0 in over else x.local.shape[0]
     count = num_samples * math.prod(x.layout.shape[2:])
@@ -124,9 +138,7 @@ def instance_norm(
     """Instance norm over the whole of every sample."""
     x = _check_channels(F.instance_norm, input, running_mean, running_var, weight, bias)
     if not use_input_stats:
-        _check_running(F.instance_norm, running_mean, running_var)
-        local = F.batch_norm(x.local, running_mean, running_var, weight, bias, False, momentum, eps)
-        return x.with_local(local)
+        return _by_running(F.instance_norm, x, running_mean, running_var, weight, bias, eps)
     count = math.prod(x.layout.shape[2:])
     if count == 1:
         raise ValueError(
@@ -136,7 +148,13 @@ def instance_norm(
         return x.with_local(_affine_per_channel(x.local, weight, bias))
     dims = range(2, x.ndim)
     axes = x.layout.axes_of(dims)
-    if not axes and running_mean is None and running_var is None and x.local.numel():
+    if (
+        not axes
+        and running_mean is None
+        and running_var is None
+        and fits(x.local)
+        and x.local.numel()
+    ):
         return x.with_local(F.instance_norm(x.local, None, None, weight, bias, True, momentum, eps))
     moments, inner = Moments(tuple(dims), axes, count), _is_affine(weight, bias)
     local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
@@ -170,7 +188,7 @@ def group_norm(
     num_samples, channels = x.local.shape[:2]
     if num_groups < 1 or channels % num_groups:
         raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
-    if not axes:
+    if not axes and fits(x.local):
         return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
     grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
     count = channels // num_groups * math.prod(x.layout.shape[2:])
@@ -194,7 +212,7 @@ def layer_norm(
     x = check_operands(F.layer_norm, input, weight, bias)
     dims = _last_dims(F.layer_norm, x, normalized_shape, weight, bias)
     axes = x.layout.axes_of(dims)
-    if not axes:
+    if not axes and fits(x.local):
         return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
     moments = Moments(dims, axes, math.prod(normalized_shape))
     box = x.box

@@ -15,6 +15,8 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
 from hyperslab.errors import LayoutError
+from hyperslab.kernels.indices import global_indices
+from hyperslab.kernels.pool import avg_pool as local_avg_pool, max_pool as local_max_pool
 from hyperslab.layout import (
     Layout,
     Span,
@@ -28,7 +30,6 @@ from hyperslab.nn.rules.spatial import (
     check_batch,
     check_extents,
     check_steps,
-    global_indices,
     no_outputs,
     per_dim,
     result_dtype,
@@ -37,7 +38,7 @@ from hyperslab.nn.rules.spatial import (
 from hyperslab.nn.slab import Slab
 
 
-def _pool_windows(
+def pool_windows(
     x: Slab,
     kernel: int | Sequence[int],
     stride: int | Sequence[int] | None,
@@ -46,6 +47,7 @@ def _pool_windows(
     *,
     ceil: bool,
 ) -> tuple[Window, ...]:
+    """The windows along the spatial dims."""
     num_dims = x.ndim - 2
     kernels = per_dim(kernel, num_dims)
     none = stride is None or (isinstance(stride, Sequence) and not stride)
@@ -83,7 +85,7 @@ def _overhang(window: Window, extent: int) -> Window:
 
 
 @lru_cache(maxsize=1024)
-def _unpadded(windows: tuple[Window, ...]) -> tuple[UnpaddedStart, ...]:
+def unpadded(windows: tuple[Window, ...]) -> tuple[UnpaddedStart, ...]:
     """The windows of a max pool.
 
     It takes the first of a window's numbers if all are lowest, so padding must not come first.
@@ -121,25 +123,23 @@ def _make_max_pool(num_dims: int) -> None:
         return_indices: bool = False,
     ) -> Slab | tuple[Slab, Slab]:
         x = check_batch(function, input, num_dims)
-        windows = _unpadded(
-            _pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode)
-        )
+        windows = unpadded(pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode))
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         window, planned = _fetch_window(function, x, windows, lowest)
         if planned.box:
-            pads = _pads_at_start(x.layout, windows, planned)
+            pads = pads_at_start(x.layout, windows, planned)
             args = (window, kernel_size, stride, pads, dilation, ceil_mode)
-            found = function(*args, return_indices)
+            found = local_max_pool(*args, return_indices)
             out, indices = found if return_indices else (found, found)
         else:
             out = _no_outputs(function, x, window, planned)
             indices = torch.empty_like(out, dtype=torch.int64)
-        values = x.with_local(_as_many(out, planned.box.shape), planned.output)
+        values = x.with_local(as_many(out, planned.box.shape), planned.output)
         if not return_indices:
             return values
         starts = [span.start for span in planned.exchange.wanted.spans[2:]]
         flat = global_indices(indices, window.shape[2:], starts, x.layout.shape[2:])
-        return values, x.with_local(_as_many(flat, planned.box.shape), planned.output)
+        return values, x.with_local(as_many(flat, planned.box.shape), planned.output)
 
     @register(*filter(None, both))
     def max_pool_with_indices(
@@ -155,9 +155,7 @@ def _make_max_pool(num_dims: int) -> None:
         return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
-def _pads_at_start(
-    source: Layout, windows: Sequence[UnpaddedStart], planned: Windowed
-) -> list[int]:
+def pads_at_start(source: Layout, windows: Sequence[UnpaddedStart], planned: Windowed) -> list[int]:
     """What the local pool pads: before the tensor's start, and the whole of dims that are whole."""
     spans = planned.box.spans[2:]
     return [
@@ -166,7 +164,7 @@ def _pads_at_start(
     ]
 
 
-def _as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The first elements of ``x``: padding at both ends makes outputs that are not wanted."""
     return x if x.shape == shape else x[tuple(map(slice, shape))]
 
@@ -190,18 +188,18 @@ def _make_avg_pool(num_dims: int) -> None:
             raise unsupported(function, x, "its numbers are not floating point")
         if divisor_override == 0:
             raise LayoutError("divisor_override must not be 0")
-        windows = _pool_windows(x, kernel_size, stride, padding, ceil=ceil_mode)
-        override = {} if divisor_override is None else {"divisor_override": divisor_override}
+        windows = pool_windows(x, kernel_size, stride, padding, ceil=ceil_mode)
         window, planned = _fetch_window(function, x, windows, 0.0)
         if not planned.box:
             return x.with_local(_no_outputs(function, x, window, planned), planned.output)
         splits = x.layout.splits[2:]
         if not any(splits):
-            args = kernel_size, stride, padding, ceil_mode, count_include_pad
-            return x.with_local(function(window, *args, **override), planned.output)
+            numbers = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+            return x.with_local(local_avg_pool(window, *numbers), planned.output)
         pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
         if divisor_override is not None or not any(w.padding or w.extra for w in windows):
-            local = function(window, kernel_size, stride, pads, ceil_mode, True, **override)
+            numbers = kernel_size, stride, pads, ceil_mode, True, divisor_override
+            local = local_avg_pool(window, *numbers)
             return x.with_local(local, planned.output)
         sums = _sum_pool(window, windows, pads, ceil=ceil_mode)
         spans, extents = planned.box.spans[2:], x.layout.shape[2:]
@@ -212,10 +210,9 @@ def _make_avg_pool(num_dims: int) -> None:
 def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bool) -> Tensor:
     kernel, stride = [w.kernel for w in windows], [w.stride for w in windows]
     if len(windows) == 1:  # avg_pool1d has no divisor_override
-        flat = F.avg_pool2d(x[:, :, None], (1, *kernel), (1, *stride), (0, *pads), ceil, True, 1)
-        return flat[:, :, 0]
-    pool = F.avg_pool2d if len(windows) == 2 else F.avg_pool3d
-    return pool(x, kernel, stride, pads, ceil, True, 1)
+        row = (1, *kernel), (1, *stride), (0, *pads)
+        return local_avg_pool(x[:, :, None], *row, ceil, divisor_override=1)[:, :, 0]
+    return local_avg_pool(x, kernel, stride, pads, ceil, divisor_override=1)
 
 
 @cached_constants

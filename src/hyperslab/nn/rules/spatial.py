@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -69,15 +68,19 @@ def autocast(x: Slab, weight: Tensor, bias: Tensor | None) -> tuple[Slab, Tensor
 
     Cast before the exchange, halos travel in the short dtype too.
     """
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
-    dtype = torch.get_autocast_dtype(kind)
+    weight = weight.to(autocast_dtype(weight))
+    bias = None if bias is None else bias.to(autocast_dtype(bias))
+    return x.with_local(x.local.to(autocast_dtype(x.local))), weight, bias
 
-    def cast(t: Tensor) -> Tensor:
-        return t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t
 
-    return x.with_local(cast(x.local)), cast(weight), None if bias is None else cast(bias)
+def autocast_dtype(operand: Tensor) -> torch.dtype:
+    """The dtype in which a convolution computes with ``operand``."""
+    kind = operand.device.type
+    casts = operand.is_floating_point() and operand.dtype != torch.float64
+    is_on = casts and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on else operand.dtype
 
 
 def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
@@ -154,26 +157,3 @@ def result_dtype(run: Callable[[Tensor], Tensor], x: Slab) -> torch.dtype:
 def no_outputs(shape: tuple[int, ...], x: Tensor, dtype: torch.dtype) -> Tensor:
     """The output of a rank that owns none of it, in the dtype of the other ranks' outputs."""
     return nothing(shape, x.to(dtype))
-
-
-def global_indices(
-    indices: Tensor,
-    shape: Sequence[int],
-    sources: Sequence[int | Tensor],
-    extents: Sequence[int],
-) -> Tensor:
-    """Flat indices into the global tensor's spatial dims from ``indices`` into a local tensor's.
-
-    ``shape`` is the local tensor's along the spatial dims and ``extents`` the global one's.
-    ``sources[dim]`` says where the local indices of a dim lie in the global tensor: one by one, or
-    in a row from the one given.
-    """
-    if tuple(shape) == tuple(extents) and all(isinstance(s, int) and not s for s in sources):
-        return indices
-    total, sizes = torch.zeros_like(indices), list(shape)
-    for source, extent in zip(sources, extents, strict=True):
-        sizes = sizes[1:]
-        inner = math.prod(sizes)
-        place, indices = indices // inner, indices % inner
-        total = total * extent + (source[place] if isinstance(source, Tensor) else place + source)
-    return total

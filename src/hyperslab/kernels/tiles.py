@@ -1,0 +1,197 @@
+"""How an operator's work is cut where it is too large for one call.
+
+On a GPU convolutions fall off a cliff, or fail, where a call's input or output has 2^31 elements,
+because cuDNN counts with 32 bits (pytorch issues 22496, 95024, 132300, 152816). Of larger tensors
+pools give wrong gradients or read elsewhere (52822, 129785, pull request 188229), interpolations
+too (141831, 193689), layer norm from 2^32 on (181555), and cuDNN's batch norm fails (51776).
+Pointwise operators, sums and copies take any size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hyperslab.kernels.memory import memory_format_of
+from hyperslab.layout import Span, Window, cut_evenly
+
+MAX_NUMEL = 2**31 - 1
+"""Work that reads or makes more elements is cut."""
+
+TILE_NUMEL = 5 * 2**27
+"""Into calls that read and make no more: the first convolution of 4x512^3 into four."""
+
+
+class Step(NamedTuple):
+    """One call, along one dim."""
+
+    own: Span
+    """What it is made for."""
+    reads: Span
+    """The inputs that it is given."""
+    makes: int
+    """How many outputs it makes, at most."""
+    drop: int = 0
+    """How many of them come before its own."""
+
+    @property
+    def kept(self) -> slice:
+        """Where its own outputs are among those that it makes."""
+        return slice(self.drop, self.drop + self.own.size)
+
+
+Tile = tuple[Step, ...]
+"""One call: a step for every dim."""
+
+
+class Axis(Hashable, Protocol):
+    """How calls divide the work along one dim."""
+
+    @property
+    def extent(self) -> int:
+        """What is cut into pieces."""
+
+    def step(self, own: Span) -> Step:
+        """The call that makes the piece ``own``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A dim whose indices have nothing to do with each other."""
+
+    extent: int
+
+    def step(self, own: Span) -> Step:
+        return Step(own, own, own.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A dim that every call reads and makes all of."""
+
+    num_inputs: int
+    extent: int
+
+    def step(self, own: Span) -> Step:
+        return Step(own, Span(0, self.num_inputs), self.extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """A dim along which each of ``extent`` outputs reads a window of the inputs."""
+
+    window: Window
+    num_inputs: int
+    extent: int
+
+    def step(self, own: Span) -> Step:
+        window, num = self.window, self.num_inputs
+        if own.size == self.extent:
+            return Step(own, Span(0, num), window.output_extent(num))
+        needs = window.reads(own)
+        if self._is_inside(needs):
+            return Step(own, needs, own.size)
+        # Some pools refuse less than a window, even of outputs that read little but padding.
+        least = min(window.reach + 1, num)
+        first = max(0, min(needs.start, num - least)) // window.stride
+        start = first * window.stride
+        reads = Span(start, min(num, max(needs.stop, start + least)))
+        return Step(own, reads, window.output_extent(reads.size), own.start - first)
+
+    def pads(self, own: Span) -> int:
+        """What the call that makes ``own`` pads: nothing, unless it reads padding.
+
+        It pads both ends of what it is given, and the outputs that should read neighbours there
+        are dropped.
+        """
+        part = own.size < self.extent
+        return 0 if part and self._is_inside(self.window.reads(own)) else self.window.padding
+
+    def _is_inside(self, needs: Span) -> bool:
+        return needs.start >= 0 and needs.stop <= self.num_inputs
+
+
+@lru_cache(maxsize=1024)
+def pick_tiles(axes: tuple[Axis, ...], order: tuple[int, ...], limit: int) -> tuple[Tile, ...]:
+    """The calls, none of which reads or makes more than ``limit`` elements.
+
+    The first dim of ``order`` is cut into as few even pieces as that takes. Where single indices
+    are too large still, each of them is cut along the next dim of ``order``, and so on; after the
+    last the pieces are as small as they get.
+    """
+    counts = [1] * len(axes)
+    for dim in order:
+        extent = axes[dim].extent
+        while (numel := _largest_call(axes, counts)) > limit and counts[dim] < extent:
+            # Calls shrink no faster than their pieces do, so fewer pieces would not do.
+            needed = -(-counts[dim] * numel // limit)
+            counts[dim] = min(extent, max(counts[dim] + 1, needed))
+    steps = [_steps(axis, count) for axis, count in zip(axes, counts, strict=True)]
+    return tuple(product(*steps))
+
+
+def _largest_call(axes: tuple[Axis, ...], counts: Sequence[int]) -> int:
+    """The most elements that a call reads or makes."""
+    steps = [_steps(axis, count) for axis, count in zip(axes, counts, strict=True)]
+    return max(
+        math.prod(max(step.reads.size for step in along) for along in steps),
+        math.prod(max(step.makes for step in along) for along in steps),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _steps(axis: Axis, count: int) -> tuple[Step, ...]:
+    return tuple(axis.step(own) for own in cut_evenly(axis.extent, count).spans)
+
+
+def outermost_first(x: Tensor, *, without: Sequence[int] = ()) -> tuple[int, ...]:
+    """The dims in which ``x`` is cut: samples, then the others as they lie in memory.
+
+    Pieces along the outermost dim are whole blocks of memory, which no operator needs to copy.
+    """
+    strides = x.stride()
+    others = [dim for dim in range(1, x.ndim) if dim not in without]
+    return (0, *sorted(others, key=lambda dim: (-strides[dim], dim)))
+
+
+def fill(tiles: Sequence[Tile], call: Callable[[Tile], Tensor]) -> Tensor:
+    """One tensor of what ``call`` makes of each tile."""
+    return fill_all(tiles, lambda tile: [call(tile)])[0]
+
+
+def fill_all(
+    tiles: Sequence[Tile],
+    call: Callable[[Tile], Sequence[Tensor]],
+    memory_format: torch.memory_format | None = None,
+) -> list[Tensor]:
+    """Tensors of what ``call`` makes of each tile, in the memory format of the first or another."""
+    outs: list[Tensor] = []
+    shape = tuple(step.own.stop for step in tiles[-1])
+    for tile in tiles:
+        made = call(tile)
+        for one in made if not outs else ():
+            kind = memory_format or memory_format_of(one)
+            outs.append(torch.empty(shape, dtype=one.dtype, device=one.device, memory_format=kind))
+        for out, one in zip(outs, made, strict=True):
+            out[own_of(tile)] = one[kept_of(tile)]
+        del made, one  # before the next are made
+    return outs
+
+
+def reads_of(tile: Tile) -> tuple[slice, ...]:
+    return tuple(slice(*step.reads) for step in tile)
+
+
+def own_of(tile: Tile) -> tuple[slice, ...]:
+    return tuple(slice(*step.own) for step in tile)
+
+
+def kept_of(tile: Tile) -> tuple[slice, ...]:
+    return tuple(step.kept for step in tile)
