@@ -58,6 +58,11 @@ CASES = {
         lambda x, w: F.conv_transpose3d(x.mean(0), w, stride=2), X5, ((4, 6, 3, 3, 3),)
     ),
     "kernel 1": Case(lambda x, w: F.conv3d(x, w), X5, ((6, 4, 1, 1, 1),)),
+    "what is written into": Case(
+        lambda x, w: F.relu(F.conv3d(x, w, stride=2, padding=1), inplace=True),
+        X5,
+        ((6, 4, 3, 3, 3),),
+    ),
     "kernel 1 of stride 2": Case(lambda x, w: F.conv3d(x, w, stride=2), X5, ((6, 4, 1, 1, 1),)),
     "stride 2": Case(lambda x, w, b: F.conv3d(x, w, b, 2, 1), X5, ((6, 4, 3, 3, 3), (6,))),
     "even kernels, mixed strides": Case(
