@@ -11,8 +11,9 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
+from hyperslab.kernels import faces
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Exchange
+from hyperslab.layout import Exchange, Message
 
 
 def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
@@ -62,7 +63,7 @@ class _Return(Function):
 def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
     """The gradient of this rank's piece, from those of what all ranks fetched."""
     grad = plain_memory(grad)
-    pieces = [grad[message.where] for message in exchange.receives]
+    pieces = _pieces(grad, exchange.receives)
     pending = post_return(pieces, exchange, grad.dtype, mesh)
     if exchange.keeps_all:
         home = grad[exchange.kept_to]
@@ -88,15 +89,14 @@ def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: floa
         out[where] = fill
     if exchange.kept:
         out[exchange.kept_to] = x[exchange.kept_from]
-    for message, box in zip(exchange.receives, received, strict=True):
-        out[message.where] = box
+    faces.unpack_(out, [message.where for message in exchange.receives], received)
     return out
 
 
 def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
     """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
     x = plain_memory(x)
-    pieces = [x[message.where] for message in exchange.sends]
+    pieces = _pieces(x, exchange.sends)
     doing = "fetching its part of a split tensor"
     return post_messages(pieces, exchange.sends, exchange.receives, x.dtype, mesh, doing)
 
@@ -111,5 +111,10 @@ def post_return(
 
 def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:
     """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
-    for message, box in zip(exchange.sends, returned, strict=True):
-        home[message.where].add_(box)
+    faces.add_(home, [message.where for message in exchange.sends], returned)
+
+
+def _pieces(x: Tensor, messages: Sequence[Message]) -> list[Tensor]:
+    """The boxes of ``x`` that ``messages`` carry."""
+    boxes = [message.where for message in messages]
+    return faces.pack(x, boxes) if x.is_cuda else [x[where] for where in boxes]

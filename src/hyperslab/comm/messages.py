@@ -12,6 +12,7 @@ from torch import Tensor
 from hyperslab.comm.failure import lost_contact
 from hyperslab.comm.graph import Kind, as_operator, is_watched
 from hyperslab.comm.mesh import Mesh
+from hyperslab.kernels import faces
 from hyperslab.layout import Message
 
 _HOST = torch.device("cpu")
@@ -35,7 +36,7 @@ class Pending:
         except RuntimeError as error:
             raise lost_contact(self.doing, self.mesh, error) from error
         if self.mesh.stages_through_host:
-            return [box.to(self.mesh.device, non_blocking=True) for box in self.received]
+            return faces.to_device(self.received, self.mesh.device, wait=False)
         return self.received
 
 
@@ -64,9 +65,9 @@ def post_messages(
         return Pending([], [], received, mesh, doing)
     place = mesh.device
     if mesh.stages_through_host:
-        pieces, place = [piece.to(_HOST) for piece in pieces], _HOST
+        pieces, place = faces.to_device(pieces, _HOST, wait=True), _HOST
     sent = [piece.contiguous() for piece in pieces]
-    received = [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
+    received = _room_for(receives, dtype, place, mesh)
     try:
         if place.type == "cuda":
             works = _post_together(sent, sends, received, receives, mesh)
@@ -80,6 +81,14 @@ def post_messages(
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)
+
+
+def _room_for(
+    receives: Sequence[Message], dtype: torch.dtype, place: torch.device, mesh: Mesh
+) -> list[Tensor]:
+    if mesh.device.type == "cuda":  # where they are moved together
+        return faces.room_for([m.box.shape for m in receives], dtype, place)
+    return [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
 
 
 def _post_together(

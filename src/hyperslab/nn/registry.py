@@ -43,10 +43,15 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     return keep
 
 
+def rule_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule that runs when ``function`` gets a Slab."""
+    return _RULES[function]
+
+
 def integers(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:
     """One number, or several, as torch reads them: numpy's integers are as good as Python's."""
-    if hasattr(value, "__index__"):
-        return (index(cast(SupportsIndex, value)),)
+    if type(value) is not tuple and hasattr(value, "__index__"):
+        return (index(value),)  # type: ignore[arg-type]
     return tuple(map(index, value))
 
 
@@ -72,7 +77,10 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         from hyperslab.nn.compiled import dispatch_in_graph  # loads the compiler
 
         return dispatch_in_graph(function, args, kwargs)
-    journal.add(function, args)
+    if _WAITING:
+        settle(function, args)
+    if journal.has_readers:
+        journal.add(function, args)
     try:
         rule = _RULES.get(function)
         if rule is None or kwargs.get("out") is not None:
@@ -84,6 +92,21 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except Exception as error:
         _explain(error, function, args, kwargs)
         raise
+
+
+_WAITING: list[Callable[..., bool]] = []
+
+
+def before_next(settle: Callable[[Callable[..., Any], tuple[Any, ...]], bool]) -> None:
+    """Has ``settle`` called with the next function and its arguments, and on while it is true."""
+    _WAITING.append(settle)
+
+
+def settle(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Has computed what waits for another function than this one, which is called next."""
+    asked = _WAITING[:]
+    _WAITING.clear()  # should one raise, it is not asked again
+    _WAITING.extend([wait for wait in asked if wait(function, args)])
 
 
 def _explain(

@@ -39,3 +39,12 @@ from hyperslab.nn.rules import (
     vector_norm as vector_norm,
     whole as whole,
 )
+
+# These put rules before others, and fall back to them.
+from hyperslab.nn.rules import (  # isort: skip
+    act_pool as act_pool,
+    activation as activation,
+    first_conv as first_conv,
+)
+
+from hyperslab.nn.rules import alone as alone  # isort: skip # before all others

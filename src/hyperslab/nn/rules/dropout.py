@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.errors import ConfigError
-from hyperslab.layout import Box
 from hyperslab.nn.random_words import NUM_WORDS, random_words
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
@@ -81,7 +80,7 @@ def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bo
         raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
     if not training or p in (0, 1):
         return _drop(x, p, num_dims, training, inplace=inplace)
-    keep = _keep_mask(x.box, num_dims, p, x.device)
+    keep = _keep_mask(x, num_dims, p)
     scale = ((_SATURATION**2 * p + 1) * (1 - p)) ** -0.5
     shift = _SATURATION * scale * p
     lost = x.local.new_full((), shift - _SATURATION * scale)
@@ -99,17 +98,17 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
         return x.mul_(zero) if inplace else x.with_local(x.local * zero)
     if not x.is_floating_point():
         raise ConfigError(f"dropout scales what it keeps, which a {x.dtype} tensor cannot hold")
-    keep = _keep_mask(x.box, num_dims, p, x.device)
+    keep = _keep_mask(x, num_dims, p)
     scale = 1 / (1 - p)
     if inplace:
         x.local.mul_(keep * torch.tensor(scale, dtype=x.dtype, device=x.device))
         return x
-    return x.with_local(torch.where(keep, x.local * scale, x.local.new_zeros(())))
+    return x.with_local(x.local * scale * keep)
 
 
-def _keep_mask(box: Box, num_dims: int, p: float, device: torch.device) -> Tensor:
+def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
     """True where the element stays, the same along the dims after the first ``num_dims``."""
-    return random_words(box, num_dims, device) >= round(p * NUM_WORDS)
+    return random_words(x, num_dims) >= round(p * NUM_WORDS)
 
 
 for _num_dims in (1, 2, 3):

@@ -23,6 +23,11 @@ def linear(
             f"linear: a weight of shape {tuple(weight.shape)} does not fit an input of shape "
             f"{tuple(input.shape)}"
         )
+    if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
+        fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+        if fits and not input.layout.splits[-1]:  # no rank needs anything of the others
+            layout = input.layout.with_dim(input.ndim - 1, weight.shape[0])
+            return input.with_local(F.linear(input.local, weight, bias), layout)
     names, output = _names(input.ndim, weight.ndim)
     return contract(F.linear, (input, weight), names, output, F.linear, bias)
 

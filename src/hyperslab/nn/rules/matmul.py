@@ -71,6 +71,8 @@ def bring(t: Slab | Tensor, target: Layout, like: Slab) -> Tensor:
     """This rank's piece of ``t`` under ``target``; a plain tensor is whole on every rank."""
     if isinstance(t, Slab):
         return recut(t, target).local
+    if not any(target.splits):
+        return t
     return recut(like.with_local(t, Layout.unsplit(t.shape)), target).local
 
 

@@ -16,7 +16,7 @@ from hyperslab.nn.slab import Slab
 
 def _uniform(x: Slab) -> Tensor:
     """Numbers from 0 to below 1 for this rank's elements of ``x``, in float64."""
-    high, low = (random_words(x.box, x.ndim, x.device).expand(x.box.shape) for _ in range(2))
+    high, low = (random_words(x, x.ndim).expand(x.box.shape) for _ in range(2))
     numbers: Tensor = (high * (1 << 21) + (low >> 11)).double() / (NUM_WORDS << 21)
     return numbers
 

@@ -1,0 +1,1 @@
+"""Triton kernels. Importing these modules needs Triton, which comes with PyTorch for GPUs."""

@@ -1,0 +1,172 @@
+"""Triton kernels of convolutions with few input channels.
+
+With few channels cuDNN is far from the memory limit. Here a row of inputs, channels last, is read
+as overlapping windows: GROUP neighbouring outputs along the width read ROW = (kernel - 1 + GROUP) *
+CHANNELS numbers that lie side by side, a whole operand of the tensor cores. The weights are laid
+out for that (``few_channels``), with zeros where an output does not read a number of its window. A
+program goes down the height: a row of inputs is loaded once and serves the kernel's whole height.
+Inputs come with their padding, so that loads need no masks.
+
+Inputs are ``packed[sample, depth, height, width * channel]``, outputs lie channels last.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hyperslab.kernels.gpu.act_pool import activated
+
+
+@triton.jit
+def pack_kernel(
+    x, packed, x_n, x_c, x_d, x_h, x_w,
+    channels, depth, height, width, pad_d, pad_h, pad_w,
+    padded_depth, padded_height, padded_width,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copies a row of ``x``, of any strides and dtype, channels last and with zeros around it."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    c = tl.arange(0, CHANNELS)[None, :]
+    h = row % padded_height - pad_h
+    d = row // padded_height % padded_depth - pad_d
+    n = row // padded_height // padded_depth
+    w = slot - pad_w
+    there = (d >= 0) & (d < depth) & (h >= 0) & (h < height)
+    inside = there & (w >= 0) & (w < width) & (c < channels)
+    source = x + n * x_n + d * x_d + h * x_h + (c.to(tl.int64) * x_c + w.to(tl.int64) * x_w)
+    values = tl.load(source, mask=inside, other=0)
+    target = packed + row * padded_width * CHANNELS + (slot * CHANNELS + c)
+    tl.store(target, values.to(packed.dtype.element_ty), mask=slot < padded_width)
+
+
+@triton.jit
+def conv_kernel(
+    packed, weights, bias, out, x_n, x_d, x_h,
+    depth, height, width, filters, rows,
+    CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
+    ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Convolution, bias and activation of ``rows`` rows of BLOCK_Q groups of outputs."""
+    N: tl.constexpr = GROUP * BLOCK_F
+    PLANES: tl.constexpr = BLOCK_K // ROW
+    BLOCKS: tl.constexpr = (KERNEL_D + PLANES - 1) // PLANES
+    tiles = tl.cdiv(filters, BLOCK_F)
+    plane = tl.program_id(0).to(tl.int64)
+    h0 = tl.program_id(1) * rows
+    q = tl.program_id(2) // tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    tile = tl.program_id(2) % tiles
+    k = tl.arange(0, BLOCK_K)
+    n = tl.arange(0, N)
+    f = tile * BLOCK_F + n % BLOCK_F
+    w = q[:, None] * GROUP + (n // BLOCK_F)[None, :]
+
+    weights += tile * (KERNEL_H * BLOCKS * BLOCK_K * N)
+    kernels = ()
+    for b in tl.static_range(KERNEL_H * BLOCKS):
+        kernels = kernels + (tl.load(weights + (b * BLOCK_K + k)[:, None] * N + n[None, :]),)
+    if HAS_BIAS:
+        shift = tl.load(bias + f, mask=f < filters, other=0).to(tl.float32)[None, :]
+
+    window = packed + plane // depth * x_n + plane % depth * x_d + h0.to(tl.int64) * x_h
+    window = window + q[:, None] * (GROUP * CHANNELS) + (k // ROW * x_d + k % ROW)[None, :]
+    target = out + (plane * height + h0 - (KERNEL_H - 1)) * width * filters
+    target = target + (w * filters + f[None, :])
+    wanted = (w < width) & (f < filters)[None, :]
+    unfinished = ()  # the rows above, as far as they are summed
+    for _ in tl.static_range(KERNEL_H - 1):
+        unfinished = unfinished + (tl.zeros((BLOCK_Q, N), tl.float32),)
+    for r in range(h0, min(h0 + rows, height) + KERNEL_H - 1):
+        inputs = ()
+        for b in tl.static_range(BLOCKS):
+            part = window + b * PLANES * x_d
+            if KERNEL_D % PLANES == 0:
+                inputs = inputs + (tl.load(part),)
+            else:
+                there = (b * PLANES + k // ROW < KERNEL_D)[None, :]
+                inputs = inputs + (tl.load(part, mask=there, other=0),)
+        unfinished = unfinished + (tl.zeros((BLOCK_Q, N), tl.float32),)
+        sums = ()
+        for j in tl.static_range(KERNEL_H):  # row r is number KERNEL_H - 1 - j of output row j
+            total = unfinished[j]
+            for b in tl.static_range(BLOCKS):
+                kernel = kernels[(KERNEL_H - 1 - j) * BLOCKS + b]
+                total = tl.dot(inputs[b], kernel, total, input_precision=PRECISION)
+            sums = sums + (total,)
+        done = sums[0]
+        if HAS_BIAS:
+            done += shift
+        done = activated(done, SLOPE)
+        mine = wanted & (r >= h0 + KERNEL_H - 1)
+        tl.store(target, done.to(out.dtype.element_ty), mask=mine)
+        unfinished = sums[1:]
+        window += x_h
+        target += width * filters
+
+
+@triton.jit
+def weight_grad_kernel(
+    packed, grads, out, sums, bias_sums, x_n, x_d, x_h,
+    planes, depth, height, width, filters, rows,
+    CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
+    ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Each program's sums of the gradients of weights and bias over its share of the outputs.
+
+    It has one block of filters and one block of the kernel's planes.
+    """
+    N: tl.constexpr = GROUP * BLOCK_F
+    PLANES: tl.constexpr = BLOCK_K // ROW
+    BLOCKS: tl.constexpr = (KERNEL_D + PLANES - 1) // PLANES
+    tile = tl.program_id(1) // BLOCKS
+    block = tl.program_id(1) % BLOCKS
+    k = tl.arange(0, BLOCK_K)
+    n = tl.arange(0, N)
+    f = (tile * BLOCK_F + n % BLOCK_F)[None, :]
+    there = (block * PLANES + k // ROW < KERNEL_D)[None, :]
+    totals = ()
+    for _ in tl.static_range(KERNEL_H):
+        totals = totals + (tl.zeros((BLOCK_K, N), tl.float32),)
+    bias_total = tl.zeros((BLOCK_Q, N), tl.float32)
+    across = tl.cdiv(width, GROUP * BLOCK_Q)
+    down = tl.cdiv(height, rows)
+    for share in range(tl.program_id(0), planes * down * across, tl.num_programs(0)):
+        q = share % across * BLOCK_Q + tl.arange(0, BLOCK_Q)
+        h0 = share // across % down * rows
+        h1 = min(h0 + rows, height)
+        plane = (share // across // down).to(tl.int64)
+        w = q[:, None] * GROUP + (n // BLOCK_F)[None, :]
+        wanted = (w < width) & (f < filters)
+        first = plane % depth + block * PLANES
+        window = packed + plane // depth * x_n + first * x_d + h0.to(tl.int64) * x_h
+        window = window + q[:, None] * (GROUP * CHANNELS) + (k // ROW * x_d + k % ROW)[None, :]
+        place = (plane * height + h0) * width * filters + (w * filters + f)
+        above = ()  # the gradients of the rows above
+        for _ in tl.static_range(KERNEL_H - 1):
+            above = above + (tl.zeros((BLOCK_Q, N), packed.dtype.element_ty),)
+        for r in range(h0, h1 + KERNEL_H - 1):
+            mine = wanted & (r < h1)
+            grad = tl.load(grads + place, mask=mine, other=0).to(tl.float32)
+            if SLOPE != 1:
+                value = tl.load(out + place, mask=mine, other=0)
+                grad = tl.where(value > 0, grad, grad * SLOPE if SLOPE != 0 else 0.0)
+            if HAS_BIAS:
+                bias_total += grad
+            above = above + (grad.to(packed.dtype.element_ty),)
+            inputs = tl.trans(tl.load(window, mask=there, other=0))
+            new = ()
+            for j in tl.static_range(KERNEL_H):
+                new = new + (tl.dot(inputs, above[j], totals[j], input_precision=PRECISION),)
+            totals = new
+            above = above[1:]
+            window += x_h
+            place += width * filters
+    number = (tile * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    for j in tl.static_range(KERNEL_H):
+        target = (number * KERNEL_H + KERNEL_H - 1 - j) * BLOCKS + block
+        tl.store(sums + (target * BLOCK_K + k[:, None]) * N + n[None, :], totals[j])
+    if HAS_BIAS:
+        tl.store(bias_sums + number * N + n, tl.sum(bias_total, 0), mask=block == 0)

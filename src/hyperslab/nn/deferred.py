@@ -1,0 +1,200 @@
+"""Convolutions and activations that wait for what follows, to be computed in one pass over memory.
+
+Only the very next function of Slabs can be what they wait for: a pool, or after a convolution an
+activation. Before any other function runs they are computed, so that nothing comes in between that
+would change their results.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from hyperslab.errors import UnsupportedOp
+from hyperslab.layout import Layout
+from hyperslab.nn import registry
+from hyperslab.nn.slab import Slab, check_looks_inside
+
+POOLS: set[Callable[..., Any]] = set()
+"""The functions that take pieces as they are before their activation."""
+ACTIVATIONS: set[Callable[..., Any]] = set()
+"""The functions that a convolution waits for."""
+
+
+class Source(Protocol):
+    """What a piece is made of."""
+
+    def plain(self) -> Tensor:
+        """The piece before its activation."""
+
+    def activated(self, slope: float) -> Tensor:
+        """The piece with its negative elements multiplied by ``slope``."""
+
+
+class Made:
+    """A piece that exists and is yet to be activated."""
+
+    def __init__(self, piece: Tensor, *, in_place: bool) -> None:
+        self.piece, self.in_place, self.versions = piece, in_place, _Versions([piece])
+
+    def plain(self) -> Tensor:
+        self.versions.check()
+        return self.piece
+
+    def activated(self, slope: float) -> Tensor:
+        self.versions.check()
+        return _activate(self.piece, slope, in_place=self.in_place)
+
+
+class Convolved:
+    """A convolution that has not been computed; ``run`` does it and multiplies by a slope."""
+
+    def __init__(self, run: Callable[[float], Tensor], operands: Sequence[Tensor | None]) -> None:
+        self.run, self.versions = run, _Versions([t for t in operands if t is not None])
+        self.made: Tensor | None = None
+
+    def plain(self) -> Tensor:
+        if self.made is None:
+            self.versions.check()
+            self.made = self.run(1.0)
+        return self.made
+
+    def activated(self, slope: float) -> Tensor:
+        if slope == 1 or self.made is not None:
+            return _activate(self.plain(), slope, in_place=False)
+        self.versions.check()
+        return self.run(slope)
+
+
+class _Versions:
+    """How often tensors have been written into."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.seen = [(t, t._version) for t in tensors]
+
+    def check(self) -> None:
+        if any(t._version != version for t, version in self.seen):
+            raise UnsupportedOp(
+                "a convolution or an activation was to be computed together with what follows it, "
+                "and meanwhile a tensor it needs was written into, past its Slab: write into it "
+                "before, or after the next function of Slabs"
+            )
+
+
+def _activate(piece: Tensor, slope: float, *, in_place: bool) -> Tensor:
+    if slope == 1:
+        return piece
+    if slope == 0:
+        return F.relu(piece, inplace=in_place)
+    return F.leaky_relu(piece, slope, inplace=in_place)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Deferred(Slab):
+    """A Slab whose piece is not computed until somebody asks for it."""
+
+    source: Source | None = None
+    """None once the piece is there."""
+    slope: float = 1.0
+    grad_mode: bool = True
+    """Whether autograd watched the function that is to be computed."""
+
+    @property  # type: ignore[misc]  # a dataclass field of Slab
+    def local(self) -> Tensor:
+        """This rank's piece, computed now if it is not there yet."""
+        if self.source is not None:
+            with torch.set_grad_enabled(self.grad_mode):
+                piece = self.source.activated(self.slope)
+            self.__dict__.update(local=piece, source=None)
+        found: Tensor = self.__dict__["local"]
+        return found
+
+    @local.setter
+    def local(self, piece: Tensor | None) -> None:
+        self.__dict__["local"] = piece
+
+    def can_wait_for(self, function: Callable[..., Any]) -> bool:
+        if torch.is_grad_enabled() != self.grad_mode:
+            return False
+        is_plain = self.slope == 1 and isinstance(self.source, Convolved)
+        return function in POOLS or (is_plain and function in ACTIVATIONS)
+
+    def __repr__(self) -> str:
+        if self.source is None:
+            return super().__repr__()
+        return f"Slab({self.layout.describe()}; rank {self.mesh.rank} has not computed its piece)"
+
+    def __reduce__(self) -> tuple[type[Slab], tuple[object, ...]]:
+        return Slab, (self.local, self.layout, self.mesh)
+
+
+def defer_conv(
+    x: Slab, layout: Layout, run: Callable[[float], Tensor], operands: Sequence[Tensor | None]
+) -> Slab:
+    """The output of a convolution of ``x`` that waits; ``run`` computes it from ``operands``."""
+    source = Convolved(run, operands)
+    return _wait(Deferred(None, layout, x.mesh, source=source))  # type: ignore[arg-type]
+
+
+def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
+    """``x`` with an activation that waits, as does ``x`` itself where it is a convolution's."""
+    found = x.source if isinstance(x, Deferred) else None
+    source = found or Made(x.local, in_place=in_place)
+    if not in_place:
+        return _wait(Deferred(None, x.layout, x.mesh, source=source, slope=slope))  # type: ignore[arg-type]
+    object.__setattr__(x, "__class__", Deferred)  # torch returns the tensor it wrote into
+    x.__dict__.update(source=source, slope=slope, grad_mode=torch.is_grad_enabled())
+    return x if found else _wait(x)
+
+
+def _wait(x: Any) -> Slab:
+    x.__dict__["grad_mode"] = torch.is_grad_enabled()
+    found = weakref.ref(x)
+
+    def settle(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Has the piece computed, unless ``function`` will; whether to ask again."""
+        x = found()
+        if x is None or x.source is None:
+            return False
+        if args and args[0] is x and x.can_wait_for(function):
+            return True
+        return x.local is None
+
+    registry.before_next(settle)
+    return x  # type: ignore[no-any-return]
+
+
+def unactivated(x: Slab) -> tuple[Tensor, float]:
+    """A piece and the slope of the activation that is yet to be applied to it, or 1."""
+    if not isinstance(x, Deferred) or x.source is None:
+        return x.local, 1.0
+    if isinstance(x.source, Made) and x.source.in_place and _is_shared(x.source.piece):
+        return x.local, 1.0
+    with torch.set_grad_enabled(x.grad_mode):
+        return x.source.plain(), x.slope
+
+
+def _is_shared(piece: Tensor) -> bool:
+    """Whether other tensors show the same memory, and would show that it was not written into."""
+    ours = 2  # the tensor and the storage object here
+    return bool(torch._C._storage_Use_Count(piece.untyped_storage()._cdata) > ours)
+
+
+def _flatten(slab: Deferred) -> tuple[list[Tensor], tuple[object, ...]]:
+    check_looks_inside()
+    return [slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)
+
+
+register_pytree_node(
+    Deferred,
+    _flatten,
+    lambda leaves, context: Slab(*leaves, *context),
+    serialized_type_name="hyperslab.Deferred",
+)

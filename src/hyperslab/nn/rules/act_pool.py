@@ -1,0 +1,108 @@
+"""Pools, and the activations that waited for them, in one pass over memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.layout import Windowed, plan_windows
+from hyperslab.nn.deferred import POOLS, Deferred, unactivated
+from hyperslab.nn.registry import register, rule_of
+from hyperslab.nn.rules.pool import as_many, pads_at_start, pool_windows, unpadded
+from hyperslab.nn.rules.spatial import check_extents
+from hyperslab.nn.slab import Slab
+
+Numbers = int | Sequence[int]
+
+
+def _make_rule(
+    function: Callable[..., Any], num_dims: int, fuse: Callable[..., Slab | None]
+) -> None:
+    alone = rule_of(function)
+
+    @register(function)
+    def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
+        out = fuse(function, input, *args, **kwargs) if _pays(input, num_dims) else None
+        return alone(input, *args, **kwargs) if out is None else out
+
+    POOLS.add(function)
+
+
+def _pays(x: Any, num_dims: int) -> bool:
+    if not isinstance(x, Slab) or x.ndim != num_dims + 2:
+        return False
+    waits = isinstance(x, Deferred) and x.source is not None
+    return waits or (type(x) is Slab and fused.pays(x.local))
+
+
+def _fuse_average(
+    function: Callable[..., Any],
+    x: Slab,
+    kernel_size: Numbers,
+    stride: Numbers | None = None,
+    padding: Numbers = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Slab | None:
+    splits = x.layout.splits[2:]
+    counts_data = not count_include_pad and any(splits)  # here padding is data along split dims
+    if ceil_mode or divisor_override is not None or counts_data:
+        return None
+    windows = pool_windows(x, kernel_size, stride, padding, ceil=False)
+    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
+    pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
+    pool = Pool("avg", *_sizes(windows), tuple(pads), count_include_pad)
+    return _run(function, x, pool, planned, fill=0.0)
+
+
+def _fuse_maximum(
+    function: Callable[..., Any],
+    x: Slab,
+    kernel_size: Numbers,
+    stride: Numbers | None = None,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Slab | None:
+    windows = unpadded(pool_windows(x, kernel_size, stride, padding, dilation, ceil=False))
+    if ceil_mode or return_indices or any(w.dilation != 1 for w in windows):
+        return None
+    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
+    pads = pads_at_start(x.layout, windows, planned)
+    pool = Pool("max", *_sizes(windows), tuple(pads))
+    return _run(function, x, pool, planned, fill=-math.inf)
+
+
+def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(w.kernel for w in windows), tuple(w.stride for w in windows)
+
+
+def _run(
+    function: Callable[..., Any], x: Slab, pool: Pool, planned: Windowed, *, fill: float
+) -> Slab | None:
+    """The pooled Slab, or None where there is no kernel for it, on any rank alike."""
+    check_extents(function, x, planned.output)
+    piece, slope = unactivated(x)
+    if not act_pool.is_supported(piece, slope, pool) or not planned.box:
+        return None
+    window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)
+    if not act_pool.is_supported(window, slope, pool):
+        window = window.contiguous()
+    out = act_pool.activate_and_pool(window, slope, pool)
+    return Slab(as_many(out, planned.box.shape), planned.output, x.mesh)
+
+
+for _num_dims in (2, 3):
+    _make_rule(getattr(F, f"avg_pool{_num_dims}d"), _num_dims, _fuse_average)
+    for _space in (F, torch):
+        _make_rule(getattr(_space, f"max_pool{_num_dims}d"), _num_dims, _fuse_maximum)

@@ -1,0 +1,121 @@
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from hyperslab.kernels import few_channels
+from hyperslab.kernels.few_channels import conv_few_channels, is_supported
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
+ROUNDING = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+if DEVICE == "cuda":
+    ROUNDING[torch.float32] = 1e-3  # TF32
+
+
+def error(got, reference):
+    return float((got.detach().double() - reference).norm() / reference.norm())
+
+
+class Case(NamedTuple):
+    shape: tuple[int, ...]
+    filters: int
+    kernel: tuple[int, ...]
+    padding: tuple[int, ...]
+    slope: float = 1.0
+    bias: bool = True
+    last: bool = False
+    """Whether inputs are channels last."""
+
+
+CUBE = (3, 3, 3)
+CASES = {
+    "cosmoflow's first layer": Case((1, 4, 3, 5, 7), 16, CUBE, (1, 1, 1), bias=False),
+    "channels that are no power of two, last in memory": Case(
+        (2, 3, 2, 4, 9), 8, CUBE, (1, 1, 1), slope=0.01, last=True
+    ),
+    "one channel, another kernel along each dim, no padding along two": Case(
+        (1, 1, 3, 5, 11), 16, (5, 3, 1), (2, 0, 0), slope=0.0
+    ),
+    "images, wide kernels, more filters than a block holds": Case(
+        (1, 16, 5, 13), 20, (5, 5), (2, 2)
+    ),
+    "wide along the width, more padding than a half": Case(
+        (1, 5, 2, 3, 6), 40, (3, 1, 5), (2, 0, 4), slope=0.1
+    ),
+    "a single voxel": Case((1, 2, 1, 1, 1), 1, CUBE, (1, 1, 1)),
+}
+
+
+def check(case, dtype):
+    generator = torch.Generator().manual_seed(sum(case.shape) + case.filters)
+
+    def draw(*sizes):
+        return torch.randn(sizes, generator=generator).to(DEVICE, dtype)
+
+    x, weight = draw(*case.shape), draw(case.filters, case.shape[1], *case.kernel)
+    if case.last:
+        x = x.to(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
+    operands = [weight, draw(case.filters)] if case.bias else [weight]
+    mine = [t.clone().requires_grad_() for t in operands]
+    theirs = [t.double().requires_grad_() for t in operands]
+    bias = mine[1] if case.bias else None
+    out = conv_few_channels(x, mine[0], bias, case.padding, slope=case.slope)
+    conv = F.conv3d if x.ndim == 5 else F.conv2d
+    reference = F.leaky_relu(conv(x.double(), *theirs, padding=case.padding), case.slope)
+    coefficients = draw(*reference.shape)
+    out.backward(coefficients)
+    reference.backward(coefficients.double())
+    assert out.shape == reference.shape
+    assert out.dtype == dtype
+    assert error(out, reference.detach()) < ROUNDING[dtype]
+    for got, right in zip(mine, theirs, strict=True):
+        assert error(got.grad, right.grad) < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_outputs_and_gradients_are_those_of_a_plain_convolution(case):
+    check(case, torch.float32)
+
+
+def test_they_are_so_in_short_dtypes():
+    check(CASES["a single voxel"], torch.float16)
+
+
+def test_blocks_of_rows_and_columns_meet(monkeypatch):
+    """More outputs than a block holds along each dim, and more blocks than programs."""
+    monkeypatch.setattr(few_channels, "FORWARD", few_channels.Tuning(groups=16, rows=2))
+    monkeypatch.setattr(few_channels, "BACKWARD", few_channels.Tuning(groups=16, rows=3))
+    check(Case((2, 4, 1, 6, 35), 16, CUBE, (1, 1, 1), slope=0.2), torch.float32)
+
+
+def test_inputs_of_another_dtype_are_cast_on_the_way():
+    x, weight = torch.randn(1, 4, 3, 4, 5), torch.randn(16, 4, 3, 3, 3)
+    x, weight = x.to(DEVICE), weight.to(DEVICE)
+    out = conv_few_channels(x.double(), weight, None, (1, 1, 1))
+    assert torch.equal(out, conv_few_channels(x, weight, None, (1, 1, 1)))
+
+
+def test_what_there_is_no_kernel_for_is_said():
+    def has_kernel(kernel=(16, 4, *CUBE), dtype=torch.float32, step=1, groups=1, grad=False):
+        x = torch.zeros(1, 4, 8, 8, 8, requires_grad=grad)
+        return is_supported(x, torch.zeros(kernel), dtype, (1, 1, step), groups)
+
+    assert has_kernel()
+    assert not has_kernel(step=2)
+    assert not has_kernel((16, 2, *CUBE), groups=2)
+    assert not has_kernel((16, 4, 2, 3, 3))
+    assert not has_kernel((16, 17, *CUBE))
+    assert not has_kernel(dtype=torch.float64)
+    assert not has_kernel((16, 16, 5, 5, 5))  # its weights are too many for a program
+    assert not has_kernel(grad=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 4, 67, 129, 255), (3, 1, 33, 64, 130), (2, 16, 31, 65, 64)])
+def test_large_odd_sizes_on_a_gpu(shape, dtype):
+    check(Case(shape, 16, CUBE, (1, 1, 1), slope=0.01), dtype)
+    check(Case(shape, 48, (5, 5, 5) if shape[1] == 1 else (1, 5, 3), (2, 2, 2)), dtype)

@@ -1,0 +1,170 @@
+"""What waits for the next function: the numbers are those of torch, whatever comes next."""
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hyperslab as hs
+from hyperslab.errors import UnsupportedOp
+from hyperslab.kernels import act_pool, few_channels, fused
+from hyperslab.testing import assert_same_as_serial, seeded
+from hyperslab.testing.strategies import Place
+
+
+def activate(y, slope):
+    return F.leaky_relu(y, slope) if slope else F.relu(y)  # -inf * 0 would be no number
+
+
+@contextmanager
+def fusing():
+    """Has CPU tensors take the paths of fused kernels, with plain torch in the kernels' place."""
+    calls = []
+
+    def activate_and_pool(y, slope, pool):
+        calls.append((pool.kind, slope))
+        sizes = pool.kernel, pool.stride, pool.padding
+        if pool.kind == "max":
+            return getattr(F, f"max_pool{y.ndim - 2}d")(activate(y, slope), *sizes)
+        run = getattr(F, f"avg_pool{y.ndim - 2}d")
+        return run(activate(y, slope), *sizes, count_include_pad=pool.count_include_pad)
+
+    def conv_few_channels(x, weight, bias, padding, *, slope):
+        calls.append(("conv", slope))
+        run = F.conv3d if x.ndim == 5 else F.conv2d
+        return activate(run(x, weight, bias, padding=padding), slope)
+
+    def pays(x):
+        return type(x) is torch.Tensor and x.ndim in (4, 5)
+
+    with (
+        patch.object(fused, "pays", pays),
+        patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
+        patch.object(act_pool, "activate_and_pool", activate_and_pool),
+        patch.object(few_channels, "conv_few_channels", conv_few_channels),
+        patch.object(few_channels, "DTYPES", (torch.float64,)),
+    ):
+        yield calls
+
+
+def network(body):
+    """A first convolution, which fused kernels may take, and ``body`` after it."""
+
+    def run(x, weight, bias, more):
+        return body(lambda y: F.conv3d(y, more, padding=1), F.conv3d(x, weight, bias, padding=1))
+
+    return run
+
+
+WEIGHTS = [seeded(3, 2, 3, 3, 3), seeded(3, seed=2), seeded(3, 3, 3, 3, 3, seed=3)]
+
+
+def _skip(conv, y):
+    z = F.relu(y)
+    return F.max_pool3d(z, 2).sum() * z.mean((2, 3, 4))
+
+
+def _view_before(conv, y):
+    part = y[:, 1:]
+    F.leaky_relu_(y, 0.3)
+    return F.avg_pool3d(y, 2).sum() + part
+
+
+def _written_after(conv, y):
+    z = F.relu(y)
+    y.mul_(3)
+    return F.avg_pool3d(z, 2) + y.mean()
+
+
+def _without_grad(conv, y):
+    with torch.no_grad():
+        z = F.leaky_relu(y, 0.2)
+    return F.avg_pool3d(z, 2) + y.mean()
+
+
+def _in_checkpoint(conv, y):
+    run = checkpoint(lambda t: F.avg_pool3d(F.relu(conv(t)), 3, 2, 1), y, use_reentrant=False)
+    return F.relu(run)
+
+
+BODIES = {
+    "activation and average": lambda conv, y: F.avg_pool3d(F.leaky_relu(y, 0.1), 3, 2, 1),
+    "in place": lambda conv, y: F.avg_pool3d(F.leaky_relu(y, 0.1, inplace=True), 3, 2, 1),
+    "by its method, and maximum": lambda conv, y: F.max_pool3d(y.relu(), 3, 2, 1),
+    "a pool alone": lambda conv, y: F.max_pool3d(y, 2),
+    "padding that does not count": lambda conv, y: F.avg_pool3d(
+        F.relu(y), 3, 2, 1, count_include_pad=False
+    ),
+    "a pool that no kernel does": lambda conv, y: F.avg_pool3d(F.relu(y), 4, ceil_mode=True),
+    "two activations": lambda conv, y: F.max_pool3d(F.relu(F.leaky_relu(y, -0.5)), 2),
+    "an activation and nothing after it": lambda conv, y: F.relu_(y),
+    "a convolution and nothing after it": lambda conv, y: y,
+    "another convolution": lambda conv, y: F.relu(conv(F.relu(y))),
+    "a pool twice": lambda conv, y: F.avg_pool3d(F.avg_pool3d(y.relu_(), 2), 2),
+    "both the activation and the pool are used": _skip,
+    "a view shows what is written in place": _view_before,
+    "what was activated is written into": _written_after,
+    "an activation that autograd does not see": _without_grad,
+    "in a checkpoint": _in_checkpoint,
+    "batch norm between": lambda conv, y: F.avg_pool3d(
+        F.relu(F.batch_norm(y, None, None, training=True)), 2
+    ),
+}
+PLACES = [Place({}), Place({"depth": 2}), Place({"sample": 2, "width": 2}, {"width": [0, 3, 10]})]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("name", BODIES)
+def test_a_network_gives_the_numbers_of_one_process(run, place, name):
+    run(place, _check_body, name)
+
+
+def _check_body(place, name):
+    x = seeded(3, 2, 9, 8, 10)
+    with fusing():
+        assert_same_as_serial(
+            network(BODIES[name]),
+            [x],
+            WEIGHTS,
+            mesh=place.mesh(),
+            cuts=place.cuts,
+            input_grads=False,
+        )
+
+
+def fused_calls(body):
+    with fusing() as calls:
+        out = network(body)(hs.shard(seeded(1, 2, 6, 6, 6), hs.init()), *WEIGHTS)
+        assert torch.isfinite(hs.gather(out)).all()
+    return calls
+
+
+def test_a_pool_does_the_activation_before_it():
+    assert fused_calls(BODIES["in place"]) == [("conv", 1.0), ("avg", 0.1)]
+
+
+def test_a_convolution_does_the_activation_after_it():
+    def body(conv, y):
+        y = F.relu(y)
+        return y + 1
+
+    assert fused_calls(body) == [("conv", 0.0)]
+
+
+def test_what_is_used_twice_is_computed_once():
+    assert fused_calls(_skip) == [("conv", 1.0), ("max", 0.0)]
+
+
+def test_a_write_past_the_slab_is_noticed():
+    def body(conv, y):
+        y = conv(y)
+        piece = y.local
+        y = F.relu(y)
+        piece.add_(1)
+        return y + 1
+
+    with pytest.raises(UnsupportedOp, match="meanwhile a tensor it needs was written into"):
+        fused_calls(body)
