@@ -12,6 +12,8 @@ SMALL = {
         *("--size", "16", "--count", "10", "--cubes", "8,16", "--jobs", "1"),
         *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
     ],
+    "gpu_kernels.py": ["--small"],
+    "gpu_step.py": ["--small"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
     "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
     "overhead.py": ["--repeats", "1"],

@@ -1,0 +1,320 @@
+"""How fast is a training step on one GPU, against plain PyTorch in the same run?
+
+    python benchmarks/gpu_step.py
+    python benchmarks/gpu_step.py --only 512 --quick
+    python benchmarks/gpu_step.py --small        (tiny networks, also without a GPU)
+
+A step is a forward pass, the loss and a backward pass, as in examples/train_cosmoflow.py but
+without its optimizer, which is the same for both. `plain` is the network as it is, `ours` the
+same one given to hs.parallelize and fed by hs.shard; bf16 is autocast. Each takes the faster of
+contiguous and channels_last memory, with and without cudnn.benchmark. Times are medians between
+CUDA events, after a warm-up, on fresh random numbers; host times end when all work is given to
+the GPU. `error` is the larger relative difference between both of the loss and of the gradient of
+the first weight, of a step without dropout.
+
+The floor is the longer of two times: the FLOPs of convolutions and dense layers (forward x 3) at
+the rate of a large matrix product, and the bytes moved at the rate of a large copy, both measured
+in the same run. Bytes are counted twice: `unfused`, every operator reading and writing its tensors,
+and `fused`, where a convolution and the activation and pool after it are one pass, forward and
+backward.
+
+Ends with status 1 where a step was wrong, and with --small where one failed.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from gpu.cases import Case, make_cases, make_small_cases
+from gpu.clock import Ceilings, measure_ceilings
+from gpu.traffic import Work, count_step
+from gpu.trial import Measured, measure
+from rich.console import Console
+from rich.table import Table
+
+from hyperslab.kernels import fused
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NO_TIME = "not measured: no time left (--budget)"
+ERRORS = {"bf16": 5e-2, "tf32": 5e-3, "fp32": 1e-3}
+"""What rounding may do to a step, by precision; more is a mistake."""
+
+
+@dataclass
+class Result:
+    """What was found about a case."""
+
+    case: Case
+    work: Work
+    plain: Measured | str
+    """The figures, or why there are none."""
+    ours: Measured | str
+
+    @property
+    def error(self) -> float | None:
+        if isinstance(self.plain, str) or isinstance(self.ours, str):
+            return None
+        return self.ours.evidence.error(self.plain.evidence)
+
+    @property
+    def is_right(self) -> bool:
+        """Unless it was shown to be wrong."""
+        return self.error is None or self.error < ERRORS[self.case.precision]
+
+
+Results = dict[str, Result]
+
+
+def times_faster(name: str, results: Results) -> float:
+    return results[name].plain.ms / results[name].ours.ms
+
+
+def times_plain(name: str, results: Results) -> float:
+    return results[name].ours.ms / results[name].plain.ms
+
+
+def times_plain_host(name: str, results: Results) -> float:
+    return results[name].ours.host_ms / results[name].plain.host_ms
+
+
+def times_half_the_size(name: str, results: Results) -> float:
+    return results[name].ours.ms / results["512-bf16"].ours.ms
+
+
+def peak_memory(name: str, results: Results) -> float:
+    return results[name].ours.peak_gib
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number to reach."""
+
+    what: str
+    case: str
+    unit: str
+    value: Callable[[str, Results], float]
+    bar: float
+    stretch: float | None = None
+    at_least: bool = False
+
+    def of(self, results: Results) -> float | None:
+        """The number, where all it needs was measured."""
+        try:
+            return self.value(self.case, results)
+        except (AttributeError, KeyError):
+            return None
+
+    def meets(self, goal: float | None, results: Results) -> bool | None:
+        """None where there is nothing to judge."""
+        result, value = results[self.case], self.of(results)
+        if goal is None or result.ours == NO_TIME:
+            return None
+        if isinstance(result.ours, str) or not result.is_right:
+            return False
+        if value is None:
+            return None
+        return value >= goal if self.at_least else value <= goal
+
+    def goal(self, goal: float | None) -> str:
+        return "" if goal is None else f"{'>=' if self.at_least else '<='} {goal:g} {self.unit}"
+
+
+ROWS = [
+    Row("CosmoFlow bf16", "512-bf16", "x faster", times_faster, 33, 77, at_least=True),
+    Row("CosmoFlow TF32", "512-tf32", "x faster", times_faster, 5, at_least=True),
+    Row("its peak memory", "512-bf16", "GiB", peak_memory, 13, 8),
+    Row("the same depth first", "512-lean", "GiB", peak_memory, 13, 8),
+    Row("CosmoFlow bf16", "1024-bf16", "x 512^3", times_half_the_size, 8.5),
+    Row("CosmoFlow bf16", "128x8", "x plain", times_plain, 1.0, 0.6),
+    Row("CosmoFlow bf16", "256", "x plain", times_plain, 1.0, 0.6),
+    Row("mesh-tangling 2K", "mesh-2k", "x plain", times_plain, 1.02),
+    Row("ResNet-50", "resnet-50", "x plain", times_plain, 1.02),
+    Row("3-D U-Net", "unet-256", "x plain", times_plain, 1.02),
+    Row("host time of a step", "host-32x8", "x plain", times_plain_host, 1.3),
+]
+
+
+def run_cases(cases: dict[str, Case], options: argparse.Namespace) -> Results:
+    results: Results = {}
+    plains: dict[object, Measured | str] = {}
+    begun = time.perf_counter()
+    seconds = 0.0 if options.small else 0.2 if options.quick else 1.0
+    for name, case in cases.items():
+        plain = ours = NO_TIME
+        if time.perf_counter() - begun < options.budget:
+            if case.plain_key not in plains:
+                plains[case.plain_key] = measure(case, DEVICE, [None], seconds)
+            plain = plains[case.plain_key]
+            ours = measure(case, DEVICE, case.choices, seconds)
+        results[name] = Result(case, _work_of(case), plain, ours)
+        log = f"{name}: plain {_brief(plain)}; ours {_brief(ours)}"
+        print(f"{time.perf_counter() - begun:6.1f} s  {log}", file=sys.stderr, flush=True)
+    return results
+
+
+def _work_of(case: Case) -> Work:
+    def loss_of(output: torch.Tensor) -> torch.Tensor:
+        target = case.make_target("meta")
+        return case.loss(output, target if case.classes else target.to(output.dtype))
+
+    return count_step(case.make, case.shape, loss_of, case.dtype)
+
+
+def _brief(side: Measured | str) -> str:
+    return side if isinstance(side, str) else f"{side.ms:.4g} ms, {side.setting}"
+
+
+def report_of(results: Results, ceilings: Ceilings, *, small: bool) -> dict:
+    rows = [row for row in ROWS if row.case in results]
+    return {
+        "device": _device_name(),
+        "torch": torch.__version__,
+        "small": small,
+        "ceilings": asdict(ceilings),
+        "rows": [_row_report(row, results, ceilings, judged=not small) for row in rows],
+    }
+
+
+def _row_report(row: Row, results: Results, ceilings: Ceilings, *, judged: bool) -> dict:
+    result = results[row.case]
+    work, precision = result.work, result.case.precision.replace("fp32", "tf32")
+    floors = {
+        kind: ceilings.floor_ms(work.flops, nbytes, precision)
+        for kind, nbytes in (("unfused", work.nbytes), ("fused", work.fused_nbytes))
+    }
+    ours = None if isinstance(result.ours, str) else result.ours.ms
+    return {
+        "what": row.what,
+        "batch": str(result.case),
+        "value": row.of(results),
+        "unit": row.unit,
+        "bar": row.goal(row.bar),
+        "met": row.meets(row.bar, results) if judged else None,
+        "stretch": row.goal(row.stretch),
+        "stretch_met": row.meets(row.stretch, results) if judged else None,
+        "plain": _side_report(result.plain),
+        "ours": _side_report(result.ours),
+        "error": result.error,
+        "is_right": result.is_right,
+        "work": asdict(work),
+        "floor_ms": floors,
+        "times_floor": {kind: ours and ours / floor for kind, floor in floors.items()},
+    }
+
+
+def _side_report(side: Measured | str) -> dict:
+    if isinstance(side, str):
+        return {"failure": side}
+    return {key: value for key, value in vars(side).items() if key != "evidence"}
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.machine()
+
+
+BOTH = "unfused / fused"
+COLUMNS = (
+    "step", "plain ms", "ours ms", "is", "bar", "met", "stretch", "met", "GiB plain", "GiB ours",
+    "TFLOP", f"GiB moved\n{BOTH}", f"floor ms\n{BOTH}", f"ours / floor\n{BOTH}", "error",
+)  # fmt: skip
+
+
+def print_table(report: dict) -> None:
+    rates = report["ceilings"]["flops_per_second"]
+    title = (
+        f"{report['device']}, torch {report['torch']}: copies at "
+        f"{report['ceilings']['bytes_per_second'] / 1e12:.2f} TB/s, products at "
+        + ", ".join(f"{rate / 1e12:.0f} TFLOP/s in {name}" for name, rate in rates.items())
+    )
+    table = Table(*COLUMNS, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in report["rows"]:
+        table.add_row(*_cells(row))
+    console = Console(width=200)
+    console.print(table)
+    for row in report["rows"]:
+        for side in ("plain", "ours"):
+            about = row[side].get("failure") or row[side]["setting"]
+            console.print(f"{row['what']} {row['batch']}, {side}: {about}", highlight=False)
+
+
+def _cells(row: dict) -> list[str]:
+    host = "host" in row["what"]
+    sides = [row[side] for side in ("plain", "ours")]
+    ms = [_number(side.get("host_ms" if host else "ms"), "failed") for side in sides]
+    peaks = [_number(side.get("peak_gib")) for side in sides]
+    moved = [row["work"][name] / 2**30 for name in ("nbytes", "fused_nbytes")]
+    error = "not compared" if row["error"] is None else f"{row['error']:.0e}"
+    return [
+        f"{row['what']}\n{row['batch']}",
+        *ms,
+        "" if row["value"] is None else f"{row['value']:.3g} {row['unit']}",
+        row["bar"],
+        _mark(row["met"]),
+        row["stretch"],
+        _mark(row["stretch_met"]),
+        *peaks,
+        f"{row['work']['flops'] / 1e12:.3g}",
+        _pair(moved),
+        _pair(row["floor_ms"].values()),
+        _pair(row["times_floor"].values()),
+        error if row["is_right"] else f"{error} WRONG",
+    ]
+
+
+def _number(value: float | None, missing: str = "") -> str:
+    return missing if value is None else f"{value:.4g}"
+
+
+def _pair(values) -> str:
+    return " / ".join("-" if value is None else f"{value:.3g}" for value in values)
+
+
+def _mark(met: bool | None) -> str:
+    return {True: "yes", False: "no", None: ""}[met]
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    names = ", ".join(make_cases())
+    parser.add_argument("--only", nargs="+", default=[""], help=f"parts of names among {names}")
+    parser.add_argument("--fused", action="store_true", help="use fused kernels on any GPU")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--small", action="store_true", help="tiny networks; so without a GPU")
+    parser.add_argument("--budget", type=float, default=420.0, help="begin nothing after as many s")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    options = parser.parse_args()
+    options.small |= not torch.cuda.is_available()
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    every = make_small_cases() if options.small else make_cases()
+    cases = {name: every[name] for name in every if any(part in name for part in options.only)}
+    if not cases:
+        sys.exit(f"--only {' '.join(options.only)} fits none of {', '.join(every)}")
+    if options.fused and DEVICE.type == "cuda":
+        fused.FASTER_ON.add(torch.cuda.get_device_capability())
+    ceilings = measure_ceilings(DEVICE)
+    results = run_cases(cases, options)
+    report = report_of(results, ceilings, small=options.small)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_table(report)
+    failed = any(isinstance(result.ours, str) for result in results.values())
+    if (options.small and failed) or not all(result.is_right for result in results.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
