@@ -49,6 +49,15 @@ def test_what_is_taken_back_was_never_there():
     assert (journal.count, [entry.name for entry in journal.since(0)]) == (1, ["relu"])
 
 
+def test_who_has_no_readers_notes_nothing():
+    journal = Journal()
+    journal.note(torch.relu, (Piece(2, 3),))
+    assert journal.count == 0
+    journal.has_readers = True
+    journal.note(torch.relu, (Piece(2, 3),))
+    assert [entry.name for entry in journal.since(0)] == ["relu"]
+
+
 def test_digests_tell_operators_their_order_and_their_layouts_apart():
     same = digest(journal_of(torch.relu, torch.tanh).since(0))
     assert digest(journal_of(torch.relu, torch.tanh).since(0)) == same

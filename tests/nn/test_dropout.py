@@ -15,6 +15,7 @@ UNEVEN = Place({"sample": 2, "depth": 2}, {"depth": [0, 1, 11]})
 
 CASES = {
     "elements": (lambda x: F.dropout(x, 0.3), X5),
+    "many elements": (lambda x: F.dropout(x, 0.3), (3, 45, 11, 9, 10)),
     "elements by torch": (lambda x: torch.dropout(x, 0.3, True), X4),
     "elements in place": (lambda x: F.dropout(x + 0, 0.3, inplace=True), X5),
     "channels of volumes": (lambda x: F.dropout3d(x, 0.3), X5),

@@ -78,6 +78,13 @@ class Journal:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=LENGTH)
         self.count = 0
+        self.has_readers = False
+        """Whether there ever was another rank. Who is alone has nothing to compare."""
+
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """``add``, if there is anyone to compare it with."""
+        if self.has_readers:
+            self.add(function, args)
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._entries.append(Entry(function, tuple(map(_outline, args))))

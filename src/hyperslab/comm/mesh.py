@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from hyperslab.comm.groups import forget_groups, group_of
+from hyperslab.comm.journal import journal
 from hyperslab.comm.last_words import leave_words
 from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.errors import CommError, ConfigError
@@ -100,6 +101,7 @@ class Mesh:
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", next(_numbers))
         _meshes[self.number] = self
+        journal.has_readers |= self.num_ranks > 1
 
     def __str__(self) -> str:
         return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from zlib import crc32
 
 from hyperslab.errors import LayoutError
@@ -43,20 +43,19 @@ class Layout:
     splits: tuple[Split | None, ...]
 
     def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:
         """Made once, because layouts are keys of every cache on the way of a step."""
-        return hash((self.shape, self.splits))
+        kept = self.__dict__.get("_hash")
+        if kept is None:
+            kept = self.__dict__["_hash"] = hash((self.shape, self.splits))
+        return kept
 
     def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
         # Hashes of strings differ from process to process, so a copy makes its own.
         return Layout, (self.shape, self.splits)
 
-    @classmethod
-    def unsplit(cls, shape: Sequence[int]) -> Layout:
-        return cls(tuple(shape), (None,) * len(shape))
+    @staticmethod
+    def unsplit(shape: Sequence[int]) -> Layout:
+        return _unsplit(tuple(shape))
 
     @cached_property
     def split_dims(self) -> tuple[int, ...]:
@@ -112,6 +111,11 @@ class Layout:
             for dim, split in enumerate(self.splits)
             if split
         )
+
+
+@lru_cache(maxsize=4096)
+def _unsplit(shape: tuple[int, ...]) -> Layout:
+    return Layout(shape, (None,) * len(shape))
 
 
 def split_over(

@@ -40,7 +40,7 @@ def shard(
     tensor = _checked(tensor, mesh)
     given = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, cuts, axes)
     agree_on("the tensors given to shard", given, mesh)
-    if tensor.numel() and not is_watched():
+    if mesh.num_ranks > 1 and tensor.numel() and not is_watched():
         advice = (
             "it takes the same whole tensor on every rank (seed and shuffle alike); from_local "
             "takes pieces"
@@ -86,9 +86,12 @@ def from_local(
 
 def _probe(tensor: Tensor) -> Tensor:
     """A few of its elements, spread over all of it."""
-    places = torch.linspace(0, tensor.numel() - 1, 32).long()
-    index = torch.unravel_index(places, tensor.shape)
-    found = tensor.detach()[tuple(i.to(tensor.device) for i in index)].flatten()
+    places = torch.arange(32) * (tensor.numel() - 1) // 31
+    index: list[Tensor] = []
+    for extent in reversed(tensor.shape):  # torch.unravel_index does so, and imports sympy for it
+        index.insert(0, (places % extent).to(tensor.device))
+        places = places // extent
+    found = tensor.detach()[tuple(index)].flatten()
     return found.abs() if found.is_complex() else found
 
 

@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from hyperslab.comm.graph import is_watched
+from hyperslab.comm.graph import is_watched, unwatched
 from hyperslab.comm.journal import journal
-from hyperslab.layout import Box
+from hyperslab.layout import Grid, Layout
+from hyperslab.nn.slab import Slab
 
 NUM_WORDS = 1 << 32
 _WORD = NUM_WORDS - 1
 _FACTORS = 0x21F0AAAD, 0x735A2D97  # of the hash lowbias32; below 2**31: no int64 product overflows
 
+KEPT_NUMEL = 1 << 17
+"""The hashes of indices are kept for tensors of up to as many elements, as dense layers have."""
 
-def random_words(box: Box, num_dims: int, device: torch.device) -> Tensor:
-    """Words of 32 bits, in int64, for the elements of ``box``: hashes of their global index.
 
-    Only the first ``num_dims`` dims count; the tensor has extent 1 along the others.
+def random_words(x: Slab, num_dims: int) -> Tensor:
+    """Words of 32 bits, in int64, for this rank's elements of ``x``, by their global index.
+
+    Only the first ``num_dims`` dims count; the tensor has extent 1 along the others. A word is a
+    hash of the index and a seed. For small tensors, where every call counts, it is a random
+    multiple of a hash that is kept, plus a random number: its high bits are as good, its lowest
+    bits less.
 
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same numbers again.
     """
-    bits = torch.randint(NUM_WORDS, ())  # a tensor, as a compiled graph draws one in every step
-    if not is_watched():
-        journal.add(torch.randint, (int(bits),))  # ranks compare what they drew
-    for dim, span in enumerate(box.spans[:num_dims]):
+    drawn = torch.randint(NUM_WORDS, (2,))  # a tensor, as a compiled graph draws one in every step
+    place = (x.layout, x.mesh.grid, x.mesh.rank, num_dims, x.local.device)
+    hashes = _hashes
+    if is_watched():
+        seed, number = drawn.unbind()
+    else:
+        seed, number = drawn.tolist()
+        journal.note(torch.randint, (seed,))  # ranks compare what they drew
+        hashes = _kept_hashes
+    if math.prod(x.layout.shape) > KEPT_NUMEL:
+        return _hashes(seed, *place)
+    # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
+    return (hashes(0, *place) * (seed >> 1 | 1) + number) & _WORD
+
+
+def _hashes(
+    seed: int | Tensor,
+    layout: Layout,
+    grid: Grid,
+    rank: int,
+    num_dims: int,
+    device: torch.device,
+) -> Tensor:
+    """32 bits, in int64, for each element that ``rank`` holds."""
+    bits = torch.as_tensor(seed)
+    spans = layout.box(grid.coords[rank]).spans
+    for dim, span in enumerate(spans[:num_dims]):
         index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
-        bits = _mixed(bits ^ index.view(-1, *[1] * (len(box.spans) - 1 - dim)))
+        bits = _mixed(bits ^ index.view(-1, *[1] * (len(spans) - 1 - dim)))
     return bits
+
+
+_kept_hashes = lru_cache(maxsize=32)(unwatched()(_hashes))
 
 
 def _mixed(bits: Tensor) -> Tensor:

@@ -35,5 +35,5 @@ def gather(x: Slab | Tensor) -> Tensor:
     """
     if isinstance(x, Tensor):
         return x
-    journal.add(gather, (x,))
+    journal.note(gather, (x,))
     return whole_along(x, x.layout.split_dims).local
