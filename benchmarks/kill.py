@@ -115,7 +115,7 @@ class Run:
         else:
             self._wait_until(lambda: self.newest() > self.before)
         if moment == "save":
-            self._wait_until(lambda: [*self.checkpoints.glob("*.partial")])
+            self._wait_until(lambda: [*self.checkpoints.glob("*.partial")], poll_seconds=0.001)
         self._find_ranks()
         time.sleep(delay)
 
@@ -144,10 +144,10 @@ class Run:
         self.output.seek(0)
         return self.output.read()
 
-    def _wait_until(self, condition):
+    def _wait_until(self, condition, poll_seconds=0.02):
         until = time.monotonic() + PATIENCE_SECONDS
         while self.process.poll() is None and not condition() and time.monotonic() < until:
-            time.sleep(0.001)
+            time.sleep(poll_seconds)
 
     def _find_ranks(self):
         """The processes of the ranks, by number, when all are there."""

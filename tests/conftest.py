@@ -6,16 +6,29 @@ State lives on from one test to the next: what a test changes, it must restore. 
 next test gets new processes.
 """
 
+import gc
 import math
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from hyperslab.testing import Team
 
+# Before torch is loaded: its threads would only wait for each other on tensors as small as here.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The variables by which a process knows that it is one of several."""
+
 _stack = ExitStack()
-
-
 _teams = {}
 
 
@@ -42,6 +55,11 @@ def pytest_pyfunc_call(pyfuncitem):
     return True
 
 
+def pytest_collection_finish():
+    # All that was imported stays: looking through it for garbage takes half a second each time.
+    gc.freeze()
+
+
 def pytest_sessionfinish():
     _stack.close()
 
@@ -57,3 +75,61 @@ def no_live_processes():
 def team_of():
     """The live processes: ``team_of(4).run(body, ...)`` runs ``body`` on four of them."""
     return _team
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs ``python *arguments`` in a folder and returns what ``subprocess.run`` would.
+
+    The process is a fork of one that has torch loaded, which saves seconds where the start of a
+    program is not what is tested. ``arguments`` begin with a file, or with ``-m`` and a module.
+    ``num_ranks`` processes find the variables of torchrun, and the answer is a list.
+    """
+
+    def run(*arguments, cwd, num_ranks=None, timeout_seconds=400):
+        with Team(num_ranks or 1, timeout_seconds) as team:
+            done = team.run(_play, [str(each) for each in arguments], cwd, bool(num_ranks))
+        return done if num_ranks else done[0]
+
+    return run
+
+
+def _play(arguments, folder, is_launched):
+    """What came of ``python *arguments``; it knows of other ranks only if it is launched as one."""
+    os.chdir(folder)
+    if not is_launched:
+        for name in LAUNCHED:
+            del os.environ[name]
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore", DeprecationWarning)
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        code = _run_main(arguments)
+        printed = []
+        for stream, file in ((sys.stdout, out), (sys.stderr, err)):
+            stream.flush()
+            file.seek(0)
+            printed.append(file.read())
+    return subprocess.CompletedProcess(arguments, code, *printed)
+
+
+def _run_main(arguments):
+    """The exit code of the program, which runs as ``__main__``."""
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).absolute().parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    except BaseException:  # noqa: BLE001 - as Python tells of it
+        traceback.print_exc()
+        return 1
+    return 0

@@ -18,14 +18,14 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def test_the_example_prints_the_same_loss_on_two_processes_and_on_one(tmp_path):
+def test_the_example_prints_the_same_loss_on_two_processes_and_on_one(tmp_path, run_python):
     split, alone = tmp_path / "split.py", tmp_path / "alone.py"
     split.write_text(example())
     alone.write_text(example().replace("depth=2", "depth=1"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     two = run([*torchrun, str(split)])
     assert two.count("dim 2 split over depth=2") == 2
-    losses = re.findall(r"loss (\d\.\d+)", two + run([sys.executable, str(alone)]))
+    losses = re.findall(r"loss (\d\.\d+)", two + run_python(alone, cwd=tmp_path).stdout)
     assert len(losses) == 3
     assert max(map(float, losses)) - min(map(float, losses)) < 1e-6
 

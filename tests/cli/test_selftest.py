@@ -7,13 +7,6 @@ import torch
 from hyperslab.cli.selftest import Check, rank_environ, run_selftest
 
 
-def test_two_ranks_on_cpus_agree_with_one_process():
-    assert run_selftest("cpu") == [
-        Check("cpu: all_reduce", True, "2 ranks agree"),
-        Check("cpu: conv3d", True, "2 ranks agree"),
-    ]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_two_ranks_on_gpus_agree_with_one_process():

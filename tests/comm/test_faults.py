@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm import last_words
 from hyperslab.testing import Team, seeded
 
 TIMEOUT_SECONDS = 2.0
@@ -109,6 +110,7 @@ def train(mesh, leave, where):
 
 
 def train_and_lose(lost, how, where, axes):
+    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
     mesh = init(**axes)
     return caught(lambda: train(mesh, how if mesh.rank == lost else lambda: None, where))
 
@@ -138,6 +140,7 @@ def test_a_rank_that_is_lost_while_gradients_are_averaged_is_missed_by_all(how):
 
 
 def exchange_and_lose(lost, what):
+    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
     mesh = init(height=2)
     x = hs.shard(seeded(*SHAPE), mesh)
     run = {
@@ -226,9 +229,11 @@ PROGRAM = """
 import os, signal
 import torch
 import hyperslab as hs
+from hyperslab.comm import last_words
 
+last_words.PATIENCE_SECONDS = 0.3
 torch.manual_seed(0)
-mesh = hs.init(height=2, device="cpu", timeout_seconds=5)
+mesh = hs.init(height=2, device="cpu", timeout_seconds=60)
 x = hs.shard(torch.ones(1, 1, 8, 4), mesh)
 model = hs.parallelize(torch.nn.Conv2d(1, 1, 3, padding=1), mesh)
 for step in range(6):
@@ -257,10 +262,11 @@ def run_program(tmp_path, fault):
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=60)[1] for process in processes]
+        errors = [process.communicate(timeout=200)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            process.wait()
     return [process.returncode for process in processes], errors
 
 

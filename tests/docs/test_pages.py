@@ -5,10 +5,8 @@ with ``$`` are run; one that is followed by a line ``Error: ...`` must fail with
 without a name are run last, as one.
 """
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,23 +39,19 @@ def commands(text):
         yield command, next((line for line in output if line.startswith("Error: ")), None)
 
 
-def run(command, folder):
-    """Runs a command as a shell would in which this Python's folder comes first."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
+def words_of(command, folder):
+    """The words of a command as a shell in ``folder`` passes them on."""
+    printed = subprocess.check_output(
+        f"printf '%s\\0' {command}", shell=True, cwd=folder, text=True
     )
+    return printed.split("\0")[:-1]
 
 
-def run_console(text, folder):
+def run_console(run_python, text, folder):
     for command, error in commands(text):
-        done = run(command, folder)
+        program, *arguments = words_of(command, folder)
+        start = {"hyperslab": ["-m", "hyperslab"], "python": []}[program]
+        done = run_python(*start, *arguments, cwd=folder)
         if error is None:
             assert done.returncode == 0, f"{command}: {done.stderr}"
         else:
@@ -66,17 +60,17 @@ def run_console(text, folder):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_page_runs(page, tmp_path):
+def test_the_page_runs(page, tmp_path, run_python):
     program = []
     for kind, text in blocks(page):
         if kind == "console":
-            run_console(text, tmp_path)
+            run_console(run_python, text, tmp_path)
         elif name := file_name(text):
             (tmp_path / name).write_text(text)
         else:
             program.append(text)
     (tmp_path / "page.py").write_text("\n".join(program))
-    done = run("python page.py", tmp_path)
+    done = run_python("page.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for left_behind in PAGES[page]:
         assert (tmp_path / left_behind).exists()

@@ -112,7 +112,7 @@ def test_an_error_on_one_rank_is_told_by_the_others_with_the_operator_and_the_mo
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=60)[1] for process in ranks]
+    errors = [process.communicate(timeout=200)[1] for process in ranks]
     assert all(process.returncode for process in ranks), errors
     assert "ValueError: a bad sample" in errors[1]
     assert "in 1, a Bad" in errors[1]

@@ -106,12 +106,8 @@ def test_any_interpolation_equals_that_of_one_process(run, data, interpolation, 
     run(place, check_interpolation, interpolation, channels_last)
 
 
-AWKWARD = [
-    *((n, m) for n in (2, 14, 26, 39) for m in (22, 33, 41, 46, 55, 58)),
-    (97, 300),
-    (300, 97),
-]
-"""Sizes some of which torch rounds differently in float32, in float64 and in gradients."""
+AWKWARD = [(2, 41), (2, 55), (14, 33), (14, 46), (26, 22), (39, 33), (39, 58), (97, 300), (300, 97)]
+"""Sizes most of which torch rounds differently in float32, in float64 and in gradients."""
 
 
 def check_rounding(place, mode, dtype):

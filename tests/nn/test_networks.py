@@ -12,7 +12,7 @@ import hyperslab as hs
 from hyperslab.nn import halo_conv
 from hyperslab.testing import Team, seeded
 
-NUM_STEPS = 5
+NUM_STEPS = 3
 NUM_CLASSES = 3
 
 MESHES = [

@@ -50,12 +50,16 @@ def assert_gone(pids, timeout_seconds=5.0):
         time.sleep(0.01)
 
 
+def command(folder, *words):
+    """Starts ``CALLER``."""
+    (folder / "caller.py").write_text(CALLER)
+    return [sys.executable, str(folder / "caller.py"), *words]
+
+
 @pytest.fixture
-def caller(tmp_path):
+def caller(torch_free):
     """A process with two busy ranks, and the ids of the ranks and of their server."""
-    (tmp_path / "caller.py").write_text(CALLER)
-    command = [sys.executable, str(tmp_path / "caller.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command(torch_free), stdout=subprocess.PIPE, text=True) as process:
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert len(pids) == 3
         yield process, pids
@@ -101,8 +105,7 @@ def test_no_rank_outlives_a_killed_server(caller):
     assert process.wait(5) == 1
 
 
-def test_a_script_may_run_its_own_functions(tmp_path):
-    (tmp_path / "caller.py").write_text(CALLER)
-    command = [sys.executable, str(tmp_path / "caller.py"), "leave"]
-    pids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+def test_a_script_may_run_its_own_functions(torch_free):
+    leaving = command(torch_free, "leave")
+    pids = subprocess.run(leaving, capture_output=True, text=True, check=True).stdout.split()
     assert_gone([int(pid) for pid in pids], timeout_seconds=0.5)

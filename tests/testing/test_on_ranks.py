@@ -91,14 +91,14 @@ def test_ranks_may_use_cuda():
     assert torch.ones(2, device="cuda").sum().item() == 2
 
 
-def test_pytest_shows_ids_marks_and_a_short_failure(tmp_path):
-    file = tmp_path / "test_given.py"
+def test_pytest_shows_ids_marks_and_a_short_failure(torch_free):
+    file = torch_free / "test_given.py"
     file.write_text(GIVEN)
     options = ["-v", "-p", "no:cacheprovider", "-m", "not gpu", "--import-mode=importlib"]
     options += ["-o", "markers=gpu: needs one"]
     command = [sys.executable, "-m", "pytest", *options, str(file)]
     shown = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False
+        command, cwd=torch_free, capture_output=True, text=True, check=False
     ).stdout
     for passed in ("[5-1ranks]", "[6-1ranks]", "[5-3ranks]", "[6-3ranks]"):
         assert f"test_above{passed} PASSED" in shown

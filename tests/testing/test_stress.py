@@ -20,9 +20,9 @@ def test_networks_are_drawn_by_their_seed():
 
 
 def test_random_networks_give_the_numbers_of_one_process_on_random_meshes():
-    outcomes = list(stress(range(60)))
+    outcomes = list(stress(range(30)))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
-    assert sum(one.verdict == "right" for one in outcomes) >= 55
+    assert sum(one.verdict == "right" for one in outcomes) >= 27
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried():

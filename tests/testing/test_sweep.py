@@ -66,6 +66,7 @@ def broken_rules(tmp_path_factory):
     names = ["erfcx", "entr", "i0e", "i1", "i1e", "log_ndtr", "ndtri", "bessel_j0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
+        patch.setattr("hyperslab.testing.sweep.sweep.MAX_BREAKS", 1)
         found = sweep(
             [f"special.{name}" for name in names],
             Effort(samples=3, trials=6),
@@ -120,7 +121,7 @@ def record():
 
 def test_every_operator_is_right_or_refused(capsys):
     """Of each operator a few samples; ``python -m hyperslab.testing.sweep`` takes more."""
-    findings = sweep(effort=Effort(samples=3, trials=8))
+    findings = sweep(effort=Effort(samples=2, trials=6))
     with capsys.disabled():
         print(f"\n{findings.summary()}")
     wrong = findings.of("wrong")
@@ -129,7 +130,7 @@ def test_every_operator_is_right_or_refused(capsys):
 
 def test_the_page_says_which(record):
     """Some operators are tried as often as they were for the page."""
-    some = sorted(record.dims)[::12]
+    some = sorted(record.dims)[::20]
     now = recorded(rendered(sweep(some))).dims
     changed = {name: (record.dims[name], dims) for name, dims in now.items()}
     changed = {name: pair for name, pair in changed.items() if len({*pair}) > 1}

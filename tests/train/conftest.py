@@ -5,7 +5,7 @@ import pytest
 from hyperslab.synth import Climate, Collisions, Images, Meshes, Universes, Volumes, produce
 
 RECIPES = {
-    "cosmo": Universes(size=32, count=8),
+    "cosmo": Universes(size=16, count=8),
     "hep": Collisions(shape=(32, 32), count=8, per_file=4),
     "climate": Climate(shape=(32, 48), count=8),
     "mesh-1k": Meshes(size=64, block=32, count=8),

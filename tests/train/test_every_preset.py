@@ -8,7 +8,7 @@ from hyperslab.train.preset_list import list_presets
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
 
-COSMOFLOW = ("cosmo", ["model.options={size = 32, base_channels = 1}"])
+COSMOFLOW = ("cosmo", ["model.options={size = 16, base_channels = 1}"])
 SMALL = {
     "cosmoflow-64": COSMOFLOW,
     "cosmoflow-128": COSMOFLOW,

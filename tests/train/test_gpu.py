@@ -11,7 +11,7 @@ from hyperslab.train.run import run
 pytestmark = pytest.mark.gpu
 
 SETTINGS = [
-    "model.options={size = 32, base_channels = 2}",
+    "model.options={size = 16, base_channels = 2}",
     "data.batch_size=2",
     "data.validation=0.2",
     "data.test=0.1",

@@ -4,9 +4,10 @@ import os
 import socket
 import sys
 
-WARM = ("hyperslab", "hypothesis", "numpy", "pytest", "torch.distributed")
-"""Packages that are loaded before the fork if the caller uses them. Importing them starts no
-thread and leaves CUDA alone, which cannot be said of all of torch, nor of a test file."""
+WARM = ("hyperslab", "hypothesis", "numpy", "pytest", "torch._dynamo", "torch.distributed")
+"""Packages that are loaded before the fork if the caller uses them (any optimizer does use
+torch._dynamo). Importing them starts no thread and leaves CUDA alone, which cannot be said of all
+of torch, nor of a test file."""
 
 
 def torchrun_environment(num_ranks: int, port: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -64,6 +65,7 @@ def _in_child(
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
+        gc.freeze()  # to look through all that the parent has made would copy it
         os.close(reading)
         _limit_memory()
         with os.fdopen(writing, "w", buffering=1) as pipe:

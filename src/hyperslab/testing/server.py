@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
+from pathlib import Path
 
 from hyperslab.testing.messages import Exited, Seat, Signal
 from hyperslab.testing.rank import work
@@ -37,7 +38,6 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     # The first call imports some 500 modules.
     torch.testing.assert_close(torch.ones(1), torch.ones(1))
-    gc.freeze()
 
 
 def load(modules: Iterable[str]) -> None:
@@ -45,6 +45,7 @@ def load(modules: Iterable[str]) -> None:
         # A name that only the caller can import is left to the rank.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # a rank that looked through all of this would have it copied
 
 
 class Server:
@@ -52,6 +53,8 @@ class Server:
         self._caller = caller
         self._caller_pid = caller_pid
         self._seats: dict[int, Seat] = {}  # by process id
+        self._folders: set[Path] = set()
+        """Of all ranks that ever were. The caller removes them, unless it is killed."""
         self._woken, self._waker = socket.socketpair()
 
     def serve(self) -> None:
@@ -68,10 +71,11 @@ class Server:
         except (EOFError, ConnectionError):
             pass
         finally:
+            signal.set_wakeup_fd(-1)
             for pid in self._seats:
                 send_signal(pid, signal.SIGKILL)
-            for seat in self._seats.values():  # the caller had no time to
-                shutil.rmtree(seat.folder, ignore_errors=True)
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _wake_on_exits(self) -> None:
         self._woken.setblocking(False)
@@ -101,6 +105,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.setpgid(pid, pid)
         self._seats[pid] = seat
+        self._folders.add(seat.folder)
 
     def _forget_all(self) -> None:
         """Give up, in the new rank, all that makes this process the server."""

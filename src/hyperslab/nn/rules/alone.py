@@ -42,8 +42,8 @@ def _shorten(function: Callable[..., Any], *, to_view: bool = False) -> None:
             return rule(*args, **kwargs)
         try:
             local = function(x.local, *args[1:], **kwargs)
-        except Exception:  # noqa: BLE001 - the rule says what is wrong, or does what torch cannot
-            return rule(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            return rule(*args, **kwargs)  # which says what is wrong, or does what torch cannot
         if local is x.local:
             return x
         if not isinstance(local, Tensor):

@@ -40,21 +40,16 @@ def _make_rule(num_dims: int) -> None:
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Any:
-        is_batch = type(input) is Slab and input.ndim == num_dims + 2
-        steps = (stride, dilation, groups)
-        if not is_batch or not _pays(input.local, weight, per_dims(num_dims, *steps[:2]), groups):
-            return alone(input, weight, bias, stride, padding, dilation, groups)
-        pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
-        return _convolve(function, input, weight, bias, pads)
+        if type(input) is Slab and input.ndim == num_dims + 2 and fused.pays(input.local):
+            steps = (*per_dim(stride, num_dims), *per_dim(dilation, num_dims))
+            if _has_kernel(input.local, weight, steps, groups):
+                pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
+                return _convolve(function, input, weight, bias, pads)
+        return alone(input, weight, bias, stride, padding, dilation, groups)
 
 
-def per_dims(num_dims: int, *values: int | Sequence[int]) -> tuple[int, ...]:
-    """The values along all dims, in a row."""
-    return tuple(number for value in values for number in per_dim(value, num_dims))
-
-
-def _pays(x: Tensor, weight: Any, steps: tuple[int, ...], groups: int) -> bool:
-    if not fused.pays(x) or type(weight) not in (Tensor, torch.nn.Parameter):
+def _has_kernel(x: Tensor, weight: Any, steps: tuple[int, ...], groups: int) -> bool:
+    if type(weight) not in (Tensor, torch.nn.Parameter):
         return False
     dtype = autocast_dtype(weight)
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
