@@ -259,9 +259,11 @@ def assert_same(results, expected):
 
 
 def cases():
+    """Every network on every mesh; on eight ranks, which are slow on two cores, only some."""
     for name in NETWORKS:
         for axes in FLAT_MESHES if NETWORKS[name][1] is IMAGE else MESHES:
-            yield pytest.param(name, axes, id=f"{name}-{describe(axes)}")
+            if len(axes) < 3 or name in ("unet", "normed", "dropout"):
+                yield pytest.param(name, axes, id=f"{name}-{describe(axes)}")
 
 
 def describe(axes):
@@ -273,8 +275,9 @@ def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes)
     assert_same(run(teams, axes, name, "adam"), serial(name, "adam"))
 
 
-@pytest.mark.parametrize("axes", [MESHES[3], MESHES[5]], ids=describe)
-@pytest.mark.parametrize("name", ["resnet3d", "unet"])
+@pytest.mark.parametrize(
+    ("name", "axes"), [("resnet3d", MESHES[3]), ("unet", MESHES[5])], ids=["resnet3d", "unet"]
+)
 def test_so_it_does_when_halos_travel_behind_the_interior(teams, name, axes):
     assert_same(run(teams, axes, name, "sgd", overlap=True), serial(name, "sgd"))
 
