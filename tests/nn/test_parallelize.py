@@ -155,11 +155,12 @@ def test_a_module_called_twice_before_two_backward_passes(shard_weights):
     mesh = mesh_of({"height": 2})
     module, plain = make()
     model = hs.parallelize(module, mesh, shard_weights=shard_weights)
-    for run, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
-        first, second = run(enter(seeded(*SHAPE))), run(enter(seeded(*SHAPE, seed=1)))
-        loss_of(first).backward()
-        loss_of(second).backward()
-    assert_same_grads(model, plain)
+    for _ in range(3):
+        for run, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
+            first, second = run(enter(seeded(*SHAPE))), run(enter(seeded(*SHAPE, seed=1)))
+            loss_of(first).backward()
+            loss_of(second).backward()
+        assert_same_grads(model, plain)
 
 
 @pytest.mark.ranks(2)
@@ -168,11 +169,12 @@ def test_two_backward_passes_through_one_graph(shard_weights):
     mesh = mesh_of({"height": 2})
     module, plain = make()
     model = hs.parallelize(module, mesh, shard_weights=shard_weights)
-    for run, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
-        loss = loss_of(run(enter(seeded(*SHAPE))))
-        loss.backward(retain_graph=True)
-        loss.backward()
-    assert_same_grads(model, plain)
+    for _ in range(3):
+        for run, enter in ((model, functools.partial(hs.shard, mesh=mesh)), (plain, nn.Identity())):
+            loss = loss_of(run(enter(seeded(*SHAPE))))
+            loss.backward(retain_graph=True)
+            loss.backward()
+        assert_same_grads(model, plain)
 
 
 @pytest.mark.ranks(2)

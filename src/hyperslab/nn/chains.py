@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from hyperslab.errors import ConfigError
 from hyperslab.nn.depth_first import TILE_NUMEL, Chain, DepthFirst
 
-DepthFirstNames = Sequence[str] | Mapping[str, int]
+DepthFirstNames = Sequence[str] | Mapping[str, int] | None
 """Names of chains, with the elements of the largest tensor in a tile where not left to us."""
 
 
@@ -22,7 +22,9 @@ def find_chains(module: nn.Module, names: DepthFirstNames) -> list[Chain]:
     """The chains of ``module`` with these ``names``: ``block1``, or ``features.0-2`` for three."""
     if isinstance(names, str):
         raise ConfigError(f"depth_first is a list of names, got {names!r}: write [{names!r}]")
-    sizes = names if isinstance(names, Mapping) else dict.fromkeys(names, TILE_NUMEL)
+    if not isinstance(names, Sequence | Mapping | None):
+        raise ConfigError(f"depth_first is a list of names of modules, got {names!r}")
+    sizes = names if isinstance(names, Mapping) else dict.fromkeys(names or (), TILE_NUMEL)
     chains = [_find(module, name, numel) for name, numel in sizes.items()]
     for chain in chains:
         _check(chain)
@@ -42,7 +44,7 @@ def _overlap(first: Chain, second: Chain) -> bool:
 
 
 def _find(module: nn.Module, name: str, tile_numel: Any) -> Chain:
-    if not isinstance(tile_numel, int) or tile_numel < 1:
+    if not isinstance(tile_numel, int) or tile_numel is True or tile_numel < 1:
         raise ConfigError(f"depth_first[{name!r}] must be a number of elements, got {tile_numel!r}")
     known = dict(module.named_modules(remove_duplicate=False))
     if name and name in known:

@@ -111,12 +111,19 @@ class DepthFirst:
         try:
             hash(key)
         except TypeError:  # arguments that nobody can tell whether they have changed
-            return survey(run, x, weights)
+            return self._survey(x, run, weights)
         if key not in self._surveys:
             if len(self._surveys) == MOST_KEPT:
                 self._surveys.clear()
-            self._surveys[key] = survey(run, x, weights)
+            self._surveys[key] = self._survey(x, run, weights)
         return self._surveys[key]
+
+    def _survey(self, x: Slab, run: Callable[[TileSlab], Any], weights: Weights) -> Survey:
+        try:
+            return survey(run, x, weights)
+        except UnsupportedOp as refusal:
+            name = self._chain.name
+            raise UnsupportedOp(f"{name}, a depth-first chain: {refusal}") from refusal
 
 
 _TILE = object()

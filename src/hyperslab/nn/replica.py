@@ -106,9 +106,12 @@ class Replica:
         """Makes DDP expect a backward pass, without its own ``forward``."""
         self._adopt_parameters()
         if self._ddp is not None and self._sync:
-            self._ddp.reducer._rebuild_buckets()
-            self._ddp.reducer.prepare_for_backward([])
-            self._averaged = False
+            self._expect_backward(self._ddp)
+
+    def _expect_backward(self, ddp: DistributedDataParallel) -> None:
+        ddp.reducer._rebuild_buckets()  # it must see each parameter in one pass before it does
+        ddp.reducer.prepare_for_backward([])
+        self._averaged = False
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -171,8 +174,7 @@ class Replica:
         if not self._averages or torch._C._current_graph_task_id() == self._pass:
             return
         if self._averaged and self._ddp is not None:
-            self._ddp.reducer.prepare_for_backward([])
-            self._averaged = False
+            self._expect_backward(self._ddp)
         self._begin_pass()
 
     def _begin_pass(self) -> None:
