@@ -4,13 +4,27 @@ PYTHON ?= python3
 ARGS ?=
 READY := .venv/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo test check clean test-library test-programs
 
 demo: $(READY)
 	@.venv/bin/python examples/demo.py $(ARGS)
 
+# All tests, in two halves that take as long; with ARGS those that it chooses.
+PYTEST := .venv/bin/pytest -m "not gpu"
+PROGRAMS := tests/benchmarks tests/cli tests/docs tests/examples tests/test_readme.py tests/testing tests/train
+
 test: $(READY)
-	@.venv/bin/pytest -m "not gpu" $(ARGS)
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-library test-programs
+else
+	@$(PYTEST) $(ARGS)
+endif
+
+test-library: $(READY)
+	@$(PYTEST) $(addprefix --ignore=,$(PROGRAMS))
+
+test-programs: $(READY)
+	@$(PYTEST) $(PROGRAMS)
 
 check: $(READY)
 	@.venv/bin/ruff check
