@@ -20,7 +20,7 @@ from torch.utils._pytree import register_pytree_node
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn import registry
-from hyperslab.nn.slab import Slab, check_looks_inside
+from hyperslab.nn.slab import Slab, flatten
 
 POOLS: set[Callable[..., Any]] = set()
 """The functions that take pieces as they are before their activation."""
@@ -187,14 +187,9 @@ def _is_shared(piece: Tensor) -> bool:
     return bool(torch._C._storage_Use_Count(piece.untyped_storage()._cdata) > ours)
 
 
-def _flatten(slab: Deferred) -> tuple[list[Tensor], tuple[object, ...]]:
-    check_looks_inside()
-    return [slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)
-
-
 register_pytree_node(
     Deferred,
-    _flatten,
+    flatten,
     lambda leaves, context: Slab(*leaves, *context),
     serialized_type_name="hyperslab.Deferred",
 )

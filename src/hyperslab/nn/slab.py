@@ -302,7 +302,8 @@ def check_looks_inside() -> None:
         )
 
 
-def _flatten(slab: Slab) -> tuple[list[Tensor], tuple[Layout, Mesh, bool, bool]]:
+def flatten(slab: Slab) -> tuple[list[Tensor], tuple[Layout, Mesh, bool, bool]]:
+    """The piece, and what else makes a Slab of it: for torch's pytrees."""
     check_looks_inside()
     return [slab.local], (slab.layout, slab.mesh, slab.is_view, slab.is_part)
 
@@ -310,7 +311,7 @@ def _flatten(slab: Slab) -> tuple[list[Tensor], tuple[Layout, Mesh, bool, bool]]
 # FSDP2 finds the tensors in a module's inputs and outputs this way.
 register_pytree_node(
     Slab,
-    _flatten,
+    flatten,
     lambda leaves, context: Slab(*leaves, *context),
     serialized_type_name="hyperslab.Slab",
 )
