@@ -19,6 +19,10 @@ def activate(y, slope):
     return F.leaky_relu(y, slope) if slope else F.relu(y)  # -inf * 0 would be no number
 
 
+def plain_conv(x, weight, bias, padding):
+    return (F.conv3d if x.ndim == 5 else F.conv2d)(x, weight, bias, padding=padding)
+
+
 @contextmanager
 def fusing():
     """Has CPU tensors take the paths of fused kernels, with plain torch in the kernels' place."""
@@ -32,10 +36,26 @@ def fusing():
         run = getattr(F, f"avg_pool{y.ndim - 2}d")
         return run(activate(y, slope), *sizes, count_include_pad=pool.count_include_pad)
 
-    def conv_few_channels(x, weight, bias, padding, *, slope):
+    def convolve(x, weight, bias, padding, slope=1.0):
         calls.append(("conv", slope))
-        run = F.conv3d if x.ndim == 5 else F.conv2d
-        return activate(run(x, weight, bias, padding=padding), slope)
+        return activate(plain_conv(x, weight, bias, padding), slope), packed(x, weight, padding)
+
+    def packed(x, weight, padding):
+        return few_channels.Packed(x, padding, x.ndim)
+
+    def input_grad(grad, weight, padding):
+        shape = [n + k - 1 - 2 * p for n, k, p in zip(grad.shape[2:], weight.shape[2:], padding)]
+        x = grad.new_zeros(len(grad), weight.shape[1], *shape).requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(plain_conv(x, weight, None, padding), x, grad)[0]
+
+    def weight_grads(packed, grad, weight, out=None, slope=1.0, *, want_bias):
+        grad = grad if out is None else torch.where(out > 0, grad, grad * slope)
+        leaf = weight.detach().requires_grad_()
+        with torch.enable_grad():
+            made = plain_conv(packed.data.detach(), leaf, None, packed.extents)
+        bias_grad = grad.sum((0, *range(2, grad.ndim))) if want_bias else None
+        return torch.autograd.grad(made, leaf, grad)[0], bias_grad
 
     def pays(x):
         return type(x) is torch.Tensor and x.ndim in (4, 5)
@@ -44,7 +64,10 @@ def fusing():
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
-        patch.object(few_channels, "conv_few_channels", conv_few_channels),
+        patch.object(few_channels, "convolve", convolve),
+        patch.object(few_channels, "input_grad", input_grad),
+        patch.object(few_channels, "weight_grads", weight_grads),
+        patch.object(few_channels.Packed, "of", packed),
         patch.object(few_channels, "DTYPES", (torch.float64,)),
     ):
         yield calls

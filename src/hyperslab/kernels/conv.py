@@ -1,4 +1,6 @@
-"""Convolutions of one process's tensors, in one call or, where that is too large, tile by tile."""
+"""Convolutions of one process's tensors: by fused kernels where these are faster, else by PyTorch,
+in one call or, where that is too large, tile by tile.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.kernels import tiles
+from hyperslab.kernels import few_channels, fused, tiles
+from hyperslab.kernels.few_channels import Packed
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
 
@@ -50,13 +53,47 @@ class Convolution(NamedTuple):
         numel = max(x.numel(), math.prod(self.output_shape(x, weight)))
         return numel <= tiles.MAX_NUMEL or x.is_complex()
 
+    def is_fused(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether fused kernels convolve ``x`` in ``dtype``."""
+        return (
+            fused.pays(x)
+            and not self.transposed
+            and not _is_exact(dtype)
+            and few_channels.is_supported(weight, dtype, self.stride + self.dilation, self.groups)
+        )
+
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.is_fused(x, weight, weight.dtype):
+            return conv_few_channels(x, weight, bias, self.padding)
         if self.fits(x, weight):
             return torch.convolution(x, weight, bias, *self)
         return _tiled(x, weight, bias, self)
 
     def run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
         """The gradients, as far as they are wanted."""
+        wants_x, wants_weight, wants_bias = wants
+        fuses_x = wants_x and self._is_input_grad_fused(grad, weight)
+        fuses_weight = wants_weight and self.is_fused(x, weight, weight.dtype)
+        left = (wants_x and not fuses_x, wants_weight and not fuses_weight)
+        grad_x, grad_weight, grad_bias = self._run_backward(
+            grad, x, weight, (*left, wants_bias and not fuses_weight)
+        )
+        if fuses_x:
+            grad_x = few_channels.input_grad(grad, weight, self.padding)
+        if fuses_weight:
+            packed = Packed.of(x, weight, self.padding)
+            grad_weight, grad_bias = few_channels.weight_grads(
+                packed, grad, weight, want_bias=wants_bias
+            )
+        return grad_x, grad_weight, grad_bias
+
+    def _is_input_grad_fused(self, grad: Tensor, weight: Tensor) -> bool:
+        fitting = all(pad < k for pad, k in zip(self.padding, weight.shape[2:], strict=True))
+        return fitting and self.is_fused(grad, few_channels.turned(weight), weight.dtype)
+
+    def _run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
+        if not any(wants):
+            return None, None, None
         if self.fits(x, weight):
             return self.run_backward_at_once(grad, x, weight, wants)
         wants_x, wants_weight, wants_bias = wants
@@ -102,6 +139,12 @@ def _is_small(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
     return x.numel() * weight.shape[0] * growth <= tiles.MAX_NUMEL
 
 
+def _is_exact(dtype: torch.dtype) -> bool:
+    """Whether products are wanted as exact as float32 has them: fused kernels take TF32."""
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return dtype == torch.float32 and precision != "tf32"
+
+
 def _bias_grad(grad: Tensor) -> Tensor:
     wide = torch.promote_types(grad.dtype, torch.float32)
     return grad.sum((0, *range(2, grad.ndim)), dtype=wide).to(grad.dtype)
@@ -126,6 +169,70 @@ class _Tiled(Function):
 
 
 _tiled: Callable[..., Tensor] = _Tiled.apply
+
+
+def conv_few_channels(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    padding: tuple[int, ...] = (0, 0, 0),
+    *,
+    slope: float = 1.0,
+) -> Tensor:
+    """The convolution of ``x``, which may have another dtype than ``weight``, by fused kernels.
+
+    Outputs below zero are multiplied by ``slope``, which is not negative.
+    """
+    out: Tensor = _FewChannels.apply(x, weight, bias, padding, slope)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _FewChannels(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: tuple[int, ...],
+        slope: float,
+    ) -> Tensor:
+        out, packed = few_channels.convolve(x, weight, bias, padding, slope)
+        ctx.padding, ctx.slope, ctx.extents = padding, slope, packed.extents
+        # Inputs of other layers are packed again: that costs less than keeping them twice.
+        kept = None if x.requires_grad else packed.data
+        ctx.save_for_backward(x, weight, kept, out if slope != 1 else None)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, data, out = ctx.saved_tensors
+        wants_x, *wants = ctx.needs_input_grad[:3]
+        ones = (1,) * len(ctx.padding)
+        convolution = Settings(ones, ones, 1).padded(ctx.padding)
+        if torch.is_grad_enabled():  # for a gradient of this gradient
+            grad = grad if out is None else _unactivated(grad, out.detach(), ctx.slope)
+            wide = x.to(weight.dtype)
+            grads = convolution.run_backward_at_once(grad, wide, weight, (wants_x, *wants))
+            return (*grads, None, None)
+        if data is not None:
+            packed = Packed(data, ctx.extents, x.ndim)
+            grad_weight, grad_bias = few_channels.weight_grads(
+                packed, grad, weight, out, ctx.slope, want_bias=wants[1]
+            )
+            return None, grad_weight, grad_bias, None, None
+        grad = grad if out is None else _unactivated(grad, out, ctx.slope)
+        grad_x, *others = convolution.run_backward(
+            grad.to(weight.dtype), x.to(weight.dtype), weight, (wants_x, *wants)
+        )
+        return (None if grad_x is None else grad_x.to(x.dtype), *others, None, None)
+
+
+def _unactivated(grad: Tensor, out: Tensor, slope: float) -> Tensor:
+    """The gradient of what an activation got, by its output."""
+    if slope == 0:
+        return torch.ops.aten.threshold_backward.default(grad, out, 0)  # type: ignore[no-any-return]
+    return torch.ops.aten.leaky_relu_backward.default(grad, out, slope, True)  # type: ignore[no-any-return]
 
 
 class Settings(NamedTuple):

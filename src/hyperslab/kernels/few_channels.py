@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-MAX_CHANNELS = 16
+MAX_CHANNELS = 32
 MAX_SHARED_BYTES = 200 << 10
 """Of a program's shared memory: on GPUs that have less, Triton refuses larger kernels."""
 KERNELS = (1, 3, 5)
@@ -21,19 +19,33 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Tuning(NamedTuple):
-    """How the work is cut; each was the fastest of those tried."""
+    """How the work is cut."""
 
     groups: int = 64
     """Of outputs, along the width, in a block."""
-    rows: int = 32
+    rows: int = 128
     """That a program goes down."""
     warps: int = 4
     stages: int = 2
+    at_once: int = 16
+    """Numbers of a group's window that are multiplied at once, at least."""
+    programs_per_sm: int = 4
+    """Of those that sum gradients, each for many blocks."""
 
 
-FORWARD = Tuning()
-BACKWARD = Tuning()
-PROGRAMS_PER_SM = 4
+# Each was the fastest of those tried, by the bytes that a group of outputs reads of one row.
+FORWARD = {
+    64: Tuning(stages=3, rows=64),
+    128: Tuning(groups=32, stages=4),
+    1 << 30: Tuning(groups=128, warps=8, stages=1),
+}
+BACKWARD = {64: Tuning(at_once=64), 1 << 30: Tuning(at_once=64, programs_per_sm=2)}
+MAX_GROUPS = 128
+
+
+def _tuned(table: dict[int, Tuning], weight: Tensor, dtype: torch.dtype) -> Tuning:
+    row_bytes = _shape(weight, at_once=0).row * dtype.itemsize
+    return next(tuning for limit, tuning in table.items() if row_bytes <= limit)
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,10 @@ class Shape:
         tiles = -(-self.filters // self.block_f)
         return (tiles, self.kernel[1], blocks, self.block_k, self.group * self.block_f)
 
-    def shared_bytes(self, dtype: torch.dtype) -> int:
+    def shared_bytes(self, dtype: torch.dtype, tuning: Tuning) -> int:
         """What a program of the forward pass keeps: weights, and rows of inputs on their way."""
         _, height, blocks, rows, columns = self.layout
-        inputs = FORWARD.stages * FORWARD.groups * blocks * rows
+        inputs = tuning.stages * tuning.groups * blocks * rows
         return (height * blocks * rows * columns + inputs) * dtype.itemsize
 
     @property
@@ -154,65 +166,48 @@ def gather_grads(sums: Tensor, shape: Shape, like: Tensor) -> Tensor:
     return grads.view(like.shape).to(like.dtype)
 
 
-def is_supported(
-    x: Tensor, weight: Tensor, dtype: torch.dtype, steps: tuple[int, ...], groups: int
-) -> bool:
-    """Whether there are kernels that convolve ``x``, which must want no gradient, in ``dtype``.
+def is_supported(weight: Tensor, dtype: torch.dtype, steps: tuple[int, ...], groups: int) -> bool:
+    """Whether there are kernels that convolve with ``weight`` in ``dtype``.
 
     ``steps`` are strides and dilations.
     """
     return (
         groups == 1
         and dtype in DTYPES
-        and not x.requires_grad
-        and x.ndim == weight.ndim
+        and weight.ndim in (4, 5)
         and weight.shape[1] <= MAX_CHANNELS
         and all(extent in KERNELS for extent in weight.shape[2:])
         and all(step == 1 for step in steps)
-        and _shape(weight, at_once=16).shared_bytes(dtype) <= MAX_SHARED_BYTES
+        and _fits_shared_memory(weight, dtype)
     )
 
 
-def conv_few_channels(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    padding: tuple[int, ...] = (0, 0, 0),
-    *,
-    slope: float = 1.0,
-) -> Tensor:
-    """The convolution of ``x``, which may have another dtype than ``weight``, channels last.
+def _fits_shared_memory(weight: Tensor, dtype: torch.dtype) -> bool:
+    tuning = _tuned(FORWARD, weight, dtype)
+    shape = _shape(weight, at_once=tuning.at_once)
+    return shape.shared_bytes(dtype, tuning) <= MAX_SHARED_BYTES
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...], slope: float = 1.0
+) -> tuple[Tensor, Packed]:
+    """The convolution, channels last, of ``x``, which may have another dtype; and ``x`` packed.
 
     Outputs below zero are multiplied by ``slope``, which is not negative.
     """
-    out: Tensor = _FewChannels.apply(x, weight, bias, padding, slope)  # type: ignore[no-untyped-call]
-    return out
+    packed = Packed.of(x, weight, padding)
+    return _convolve(packed, weight, bias, slope), packed
 
 
-class _FewChannels(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        padding: tuple[int, ...],
-        slope: float,
-    ) -> Tensor:
-        packed = Packed.of(x, weight, padding)
-        out = _convolve(packed, weight, bias, slope)
-        ctx.extents, ctx.ndim, ctx.slope = packed.extents, packed.ndim, slope
-        ctx.save_for_backward(weight, packed.data, *([out] if slope != 1 else []))
-        return out
+def turned(weight: Tensor) -> Tensor:
+    """The weights with which gradients of outputs are convolved to those of inputs."""
+    return weight.detach().flip(*range(2, weight.ndim)).transpose(0, 1)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, data, *out = ctx.saved_tensors
-        packed = Packed(data, ctx.extents, ctx.ndim)
-        want_bias = ctx.needs_input_grad[2]
-        grads = _weight_grads(packed, grad, weight, ctx.slope, out, want_bias=want_bias)
-        return None, *grads, None, None
+
+def input_grad(grad: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Tensor:
+    """The gradient of the input; padding must be less than the kernel."""
+    pads = tuple(k - 1 - pad for k, pad in zip(weight.shape[2:], padding, strict=True))
+    return convolve(grad, turned(weight), None, pads)[0]
 
 
 @dataclass(frozen=True)
@@ -238,7 +233,7 @@ class Packed:
         n, channels, *extents = whole.shape
         depth, height, width = (e + 2 * p for e, p in zip(extents, pads, strict=True))
         aligned = -(-width // 8) * 8
-        room = (FORWARD.groups + BACKWARD.groups) * shape.group * shape.slots + shape.row
+        room = MAX_GROUPS * shape.group * shape.slots + shape.row
         numel = n * depth * height * aligned * shape.slots
         flat = torch.empty(numel + room, dtype=weight.dtype, device=x.device)
         flat[numel:] = 0
@@ -266,42 +261,45 @@ class Packed:
 def _convolve(packed: Packed, weight: Tensor, bias: Tensor | None, slope: float) -> Tensor:
     from hyperslab.kernels.gpu.few_channels import conv_kernel
 
-    shape = _shape(weight, at_once=16)
+    tuning = _tuned(FORWARD, weight, weight.dtype)
+    shape = _shape(weight, at_once=tuning.at_once)
     out = packed.outputs(shape.filters)
     _, height, width = packed.extents
-    across = -(-width // (shape.group * FORWARD.groups)) * shape.layout[0]
-    conv_kernel[(packed.num_planes, -(-height // FORWARD.rows), across)](
+    across = -(-width // (shape.group * tuning.groups)) * shape.layout[0]
+    conv_kernel[(packed.num_planes, -(-height // tuning.rows), across)](
         packed.data, lay_out(weight, shape), bias, out,
-        *packed.data.stride()[:3], *packed.extents, shape.filters, FORWARD.rows,
-        **shape.constants, BLOCK_Q=FORWARD.groups, HAS_BIAS=bias is not None,
-        SLOPE=slope, PRECISION="tf32", num_warps=FORWARD.warps, num_stages=FORWARD.stages,
+        *packed.data.stride()[:3], *packed.extents, shape.filters, tuning.rows,
+        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=bias is not None,
+        SLOPE=slope, PRECISION="tf32", num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return out
 
 
-def _weight_grads(
+def weight_grads(
     packed: Packed,
     grad: Tensor,
     weight: Tensor,
-    slope: float,
-    out: list[Tensor],
+    out: Tensor | None = None,
+    slope: float = 1.0,
     *,
     want_bias: bool,
 ) -> tuple[Tensor, Tensor | None]:
+    """Those of weight and bias; a ``slope`` other than 1 was applied to give ``out``."""
     from hyperslab.kernels.gpu.few_channels import weight_grad_kernel
 
-    shape = _shape(weight, at_once=64 if weight.shape[-2] < 5 else 32)
+    tuning = _tuned(BACKWARD, weight, weight.dtype)
+    shape = _shape(weight, at_once=tuning.at_once // (1 if weight.shape[-2] < 5 else 2))
     last = torch.channels_last if grad.ndim == 4 else torch.channels_last_3d
     grad = grad.to(weight.dtype).contiguous(memory_format=last)
     tiles, columns = shape.layout[0], shape.layout[-1]
-    programs = _num_programs(weight.device)
+    programs = tuning.programs_per_sm * _num_sms(weight.device)
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, columns) if want_bias else 0, device=weight.device)
     weight_grad_kernel[(programs, tiles * shape.layout[2])](
-        packed.data, grad, out[0] if out else grad, sums, bias_sums,
-        *packed.data.stride()[:3], packed.num_planes, *packed.extents, shape.filters, BACKWARD.rows,
-        **shape.constants, BLOCK_Q=BACKWARD.groups, HAS_BIAS=want_bias, SLOPE=slope,
-        PRECISION="tf32", num_warps=BACKWARD.warps, num_stages=BACKWARD.stages,
+        packed.data, grad, grad if out is None else out, sums, bias_sums,
+        *packed.data.stride()[:3], packed.num_planes, *packed.extents, shape.filters, tuning.rows,
+        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=want_bias, SLOPE=slope,
+        PRECISION="tf32", num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     bias_grad = None
     if want_bias:
@@ -310,7 +308,7 @@ def _weight_grads(
     return gather_grads(sums.sum(1), shape, weight), bias_grad
 
 
-def _num_programs(device: torch.device) -> int:
+def _num_sms(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
-        return 3
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -44,7 +44,7 @@ from hyperslab.nn.rules import (
 from hyperslab.nn.rules import (  # isort: skip
     act_pool as act_pool,
     activation as activation,
-    first_conv as first_conv,
+    few_channels as few_channels,
 )
 
 from hyperslab.nn.rules import alone as alone  # isort: skip # before all others

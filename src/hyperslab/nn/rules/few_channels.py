@@ -1,4 +1,4 @@
-"""Convolutions with few input channels, as the first of a network are, by fused kernels."""
+"""Convolutions with few input channels, by fused kernels: they wait for activation and pool."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
-from hyperslab.kernels import few_channels, fused
+from hyperslab.kernels import conv_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.deferred import defer_conv
-from hyperslab.nn.nothing import nothing
+from hyperslab.nn.deferred import Convolved, defer_conv
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.rules.conv import conv_windows, plan_conv
 from hyperslab.nn.rules.spatial import (
@@ -41,45 +42,48 @@ def _make_rule(num_dims: int) -> None:
         groups: int = 1,
     ) -> Any:
         if type(input) is Slab and input.ndim == num_dims + 2 and fused.pays(input.local):
-            steps = (*per_dim(stride, num_dims), *per_dim(dilation, num_dims))
-            if _has_kernel(input.local, weight, steps, groups):
-                pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
-                return _convolve(function, input, weight, bias, pads)
+            settings = Settings(per_dim(stride, num_dims), per_dim(dilation, num_dims), groups)
+            pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
+            out = _defer(function, input, weight, bias, pads, settings)
+            if out is not None:
+                return out
         return alone(input, weight, bias, stride, padding, dilation, groups)
 
 
-def _has_kernel(x: Tensor, weight: Any, steps: tuple[int, ...], groups: int) -> bool:
-    if type(weight) not in (Tensor, torch.nn.Parameter):
-        return False
-    dtype = autocast_dtype(weight)
-    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    is_exact = dtype == torch.float32 and precision != "tf32"
-    return not is_exact and few_channels.is_supported(x, weight, dtype, steps, groups)
-
-
-def _convolve(
+def _defer(
     function: Callable[..., Any],
     input: Slab,
     weight: Tensor,
     bias: Tensor | None,
     padding: str | tuple[int, ...],
-) -> Slab:
+    settings: Settings,
+) -> Slab | None:
+    """The output, if a kernel can make it from what is here: an exchange is better hidden."""
+    ones = (1,) * (input.ndim - 2)
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.ndim != input.ndim:
+        return None
+    dtype = autocast_dtype(weight)
+    if not settings.padded(ones).is_fused(input.local, weight, dtype):
+        return None
     x = check_spatial(function, check_operands(function, input, weight, bias), input.ndim - 2)
     check_weights(function, x, weight, bias, (weight.shape[1], weight.shape[0]), 1)
-    ones = (1,) * (x.ndim - 2)
     windows = conv_windows(tuple(weight.shape[2:]), ones, padding, ones)
     plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
     check_extents(function, x, plan.output)
-    dtype = autocast_dtype(weight)
+    if not plan.exchange.idle or not plan.box:
+        return None
     kernel, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-    window = fetch(x.local, plan.exchange, x.mesh)
-    if not plan.box:
-        return x.with_local(nothing(plan.box.shape, kernel, shift), plan.output)
+    piece = fetch(x.local, plan.exchange, x.mesh)
 
     def run(slope: float) -> Tensor:
-        return few_channels.conv_few_channels(window, kernel, shift, plan.padding, slope=slope)
+        return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
 
-    return defer_conv(x, plan.output, run, [window, kernel, shift])
+    def run_pool(slope: float, pool: Pool) -> Tensor | None:
+        if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
+            return None
+        return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
+
+    return defer_conv(x, plan.output, Convolved(run, run_pool, [piece, kernel, shift]))
 
 
 for _num_dims in (2, 3):
