@@ -34,8 +34,7 @@ from gpu.trial import Setting, Trial
 from torch import Tensor
 
 from hyperslab.kernels import fused, tiles
-from hyperslab.kernels.conv import Settings
-from hyperslab.kernels.conv import conv_few_channels
+from hyperslab.kernels.conv import Settings, conv_few_channels
 
 LAYERS = [(4, 16, 512), (4, 16, 256), (16, 32, 256), (32, 32, 256), (16, 32, 512)]
 """Channels before and after a 3^3 convolution, and the width of the cube."""

@@ -29,7 +29,7 @@ class Case:
     classes: int | None = None
     precision: str = "bf16"
     choices: Sequence[Options] = ({},)
-    """The fastest of these is ours."""
+    """The first of these that runs is ours."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,17 +102,18 @@ def unet(extent: int, *, width: int = 32, **more: Any) -> Case:
 
 
 def make_cases() -> dict[str, Case]:
+    """The cheapest first, the one that takes longest in plain PyTorch last."""
     return {
+        "host-32x8": cosmoflow(32, samples=8),
         "512-bf16": cosmoflow(512),
         "512-tf32": cosmoflow(512, precision="tf32"),
         "512-lean": cosmoflow(512, choices=[LEAN]),
-        "1024-bf16": cosmoflow(1024, choices=[LEAN, {}]),
+        "1024-bf16": cosmoflow(1024, choices=[{}, LEAN]),
         "128x8": cosmoflow(128, samples=8),
         "256": cosmoflow(256),
         "mesh-2k": mesh_tangling(2048),
         "resnet-50": resnet(224, samples=64),
         "unet-256": unet(256),
-        "host-32x8": cosmoflow(32, samples=8),
     }
 
 
@@ -123,7 +124,7 @@ def make_small_cases() -> dict[str, Case]:
         "512-bf16": cosmoflow(16, **fp32),
         "512-tf32": cosmoflow(16, **fp32),
         "512-lean": cosmoflow(16, choices=[LEAN], **fp32),
-        "1024-bf16": cosmoflow(32, choices=[LEAN, {}], **fp32),
+        "1024-bf16": cosmoflow(32, choices=[{}, LEAN], **fp32),
         "128x8": cosmoflow(8, samples=2, **fp32),
         "256": cosmoflow(16, **fp32),
         "mesh-2k": mesh_tangling(128, **fp32),

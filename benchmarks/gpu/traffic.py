@@ -28,6 +28,8 @@ class Work:
     """Every operator reads its inputs and writes its outputs."""
     fused_nbytes: int
     """Only what passes between fused groups moves; the backward pass computes the rest again."""
+    largest_numel: int
+    """Elements of the largest tensor."""
 
 
 def count_step(
@@ -47,7 +49,8 @@ def count_step(
         parameters = {_key(p): p.nbytes for p in model.parameters()}
         flops = describe(model, shape[1:]).forward_flops * shape[0] * 3
     nbytes = sum(op.nbytes for op in (*forward.ops, *backward.ops))
-    return Work(flops, nbytes, _fused_nbytes(forward.ops, parameters, _key(x)))
+    largest = max(n for op in forward.ops for n in op.writes.values()) // dtype.itemsize
+    return Work(flops, nbytes, _fused_nbytes(forward.ops, parameters, _key(x)), largest)
 
 
 @dataclass

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -19,8 +18,14 @@ from hyperslab.train.precision import float32_products
 
 SLOW_SECONDS = 1.0
 """A step that takes longer is not tried with cudnn.benchmark, which would try every algorithm."""
-VERY_SLOW_SECONDS = 10.0
-"""A step that takes longer is measured once, in one setting."""
+VERY_SLOW_SECONDS = 4.0
+"""A step that takes longer is timed once."""
+TOO_SLOW = 1.5
+"""A setting whose step takes as many times the best one's is not looked at further."""
+WARM_UP_SECONDS = 10.0
+"""What a first step may take longer than others: kernels are compiled and algorithms chosen."""
+SIDE_SECONDS = 25.0
+"""After as long, the best setting so far is the best."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Setting:
         return torch.channels_last_3d if ndim == 5 else torch.channels_last
 
 
-SETTINGS = [Setting(last, benchmark) for benchmark in (False, True) for last in (False, True)]
+SETTINGS = [Setting(last, benchmark) for benchmark in (False, True) for last in (True, False)]
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class Measured:
     """The best of a step's settings."""
 
     ms: float
-    host_ms: float
+    host_ms: float | None
+    """None where a step takes so long that the host's share says nothing."""
     spread: tuple[float, float]
     """The shortest and longest of the repeats, in ms."""
     peak_gib: float
@@ -127,51 +133,110 @@ def _without_dropout(model: nn.Module) -> Iterator[None]:
             layer.p = p
 
 
+class TooSlowError(Exception):
+    """Not the fastest setting."""
+
+
 def measure(
-    case: Case, device: torch.device, choices: Sequence[Options | None], seconds: float
+    case: Case,
+    device: torch.device,
+    choices: Sequence[Options | None],
+    seconds: float,
+    settings: Sequence[Setting] = tuple(SETTINGS),
 ) -> Measured | str:
     """The fastest setting's figures, each measured for about ``seconds``; else why all failed."""
     best: Measured | None = None
-    failure = ""
-    settings = SETTINGS if device.type == "cuda" else SETTINGS[:1]
-    for setting, ours in product(settings, choices):
-        start = time.perf_counter()
-        if setting.benchmark and best and best.ms > SLOW_SECONDS * 1e3:
+    failures: list[str] = []
+    begun = time.perf_counter()
+    for setting in settings if device.type == "cuda" else SETTINGS[:1]:
+        is_slow = best and best.ms > SLOW_SECONDS * 1e3
+        if time.perf_counter() - begun > SIDE_SECONDS or (setting.benchmark and is_slow):
             break
+        found = _first_that_runs(case, setting, device, choices, seconds, best)
+        if isinstance(found, Measured):
+            best = found
+        elif found:
+            failures.append(found)
+        if not _release(device):
+            break
+    return best or (failures or ["no setting could be measured"])[0]
+
+
+def _first_that_runs(
+    case: Case,
+    setting: Setting,
+    device: torch.device,
+    choices: Sequence[Options | None],
+    seconds: float,
+    best: Measured | None,
+) -> Measured | str | None:
+    """None where ``best`` is faster; else why the first choice failed."""
+    failures: list[str] = []
+    for ours in choices:
         try:
-            found = _measure_setting(case, setting, device, ours, seconds)
-            best = min(filter(None, (best, found)), key=lambda each: each.ms)
+            found = _measure_setting(case, setting, device, ours, seconds, best)
+            return found if best is None or found.ms < best.ms else None
+        except TooSlowError:
+            return None
         except Exception as error:  # noqa: BLE001 - whatever fails is told in the table
-            failure = failure or f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        if time.perf_counter() - start > 2 * VERY_SLOW_SECONDS:
+            words = (str(error).splitlines() or [""])[0]
+            failures.append(f"{setting}: {type(error).__name__}: {words}")
+        if not _release(device):
             break
-    return best or failure
+    return failures[0]
+
+
+def _release(device: torch.device) -> bool:
+    """Gives memory back; false where a kernel has crashed, after which nothing runs any more."""
+    gc.collect()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False
+    return True
 
 
 def _measure_setting(
-    case: Case, setting: Setting, device: torch.device, ours: Options | None, seconds: float
+    case: Case,
+    setting: Setting,
+    device: torch.device,
+    ours: Options | None,
+    seconds: float,
+    best: Measured | None,
 ) -> Measured:
     torch.backends.cudnn.benchmark = setting.benchmark
+    limit = TOO_SLOW * best.ms if best else float("inf")
     with float32_products("tf32"):
         trial = Trial(case, setting, device, ours)
+        begun = time.perf_counter()
         evidence = trial.first_step()
-        times = device_times(trial.step, 1, device, trial.refill)
-        if times[0] < VERY_SLOW_SECONDS * 1e3:
-            repeats = min(50, max(3, round(seconds * 1e3 / times[0])))
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-            times = device_times(trial.step, repeats, device, trial.refill)
-        few = 1 if times[0] > SLOW_SECONDS * 1e3 else min(20, len(times))
-        host = host_times(trial.step, few, device, trial.refill)
+        if (time.perf_counter() - begun - WARM_UP_SECONDS) * 1e3 > limit:
+            raise TooSlowError
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        times, host = _times(trial, seconds, limit)
     words = [str(setting), *(f"{name}={value}" for name, value in (ours or {}).items())]
     return Measured(
         statistics.median(times),
-        statistics.median(host),
+        statistics.median(host) if host else None,
         (min(times), max(times)),
         torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0,
         ", ".join(words),
         evidence,
     )
+
+
+def _times(trial: Trial, seconds: float, limit_ms: float) -> tuple[list[float], list[float]]:
+    """Milliseconds of steps on the device and on the host."""
+    times = device_times(trial.step, 1, trial.device, trial.refill)
+    if times[0] > limit_ms:
+        raise TooSlowError
+    if times[0] < VERY_SLOW_SECONDS * 1e3:
+        least = 2 if times[0] > SLOW_SECONDS * 1e3 else 5
+        repeats = min(50, max(least, round(seconds * 1e3 / times[0])))
+        times = device_times(trial.step, repeats, trial.device, trial.refill)
+    if times[0] > SLOW_SECONDS * 1e3:
+        return times, []
+    return times, host_times(trial.step, min(20, len(times)), trial.device, trial.refill)

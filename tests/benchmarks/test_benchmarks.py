@@ -12,6 +12,8 @@ SMALL = {
         *("--size", "16", "--count", "10", "--cubes", "8,16", "--jobs", "1"),
         *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
     ],
+    "gpu_channels.py": ["--small"],
+    "gpu_halo.py": ["--small"],
     "gpu_kernels.py": ["--small"],
     "gpu_step.py": ["--small"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],

@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "data.md": ["slice.png"],
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
+    "speed.md": [],
     "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
 }
 """What running each of them leaves behind."""

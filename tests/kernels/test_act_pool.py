@@ -204,6 +204,35 @@ def test_volumes_of_odd_sizes(shape, kind, last, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize("width", [131, 259, 515])
+def test_volumes_as_wide_as_a_block_and_a_little_more(width, kind):
+    pool = COSMOFLOW._replace(kind=kind)
+    check(draw(1, 2, 9, 10, width, dtype=torch.float32), 0.01, pool, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 3, 0)])
+def test_images_as_wide_as_a_block_and_a_little_more(kernel, stride, padding, kind):
+    pool = Pool(kind, (kernel,) * 2, (stride,) * 2, (padding,) * 2)
+    for width in (129, 130, 132, 255, 259):
+        check(draw(1, 2, 10, width, dtype=torch.float32), 0.01, pool, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["avg", "max"])
+def test_images_of_few_channels_side_by_side(kind):
+    pool = Pool(kind, (3, 3), (2, 2), (1, 1))
+    for width in (65, 66, 127, 129, 131):
+        y = draw(1, 3, 10, width, dtype=torch.float32, last=True)
+        check(y, 0.01, pool, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
 def test_more_than_two_to_the_31_numbers(last):
     y = torch.randn(1, 16, 8, 512, 512, device=DEVICE, dtype=torch.bfloat16)

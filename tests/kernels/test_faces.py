@@ -114,6 +114,25 @@ def test_numbers_that_lie_side_by_side_are_moved_together(dtype, shape, unit):
     assert all(torch.equal(a, x[w]) for a, w in zip(faces.pack(x, boxes), boxes, strict=True))
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool], ids=str)
+def test_views_of_one_memory_are_copied_to_another(dtype, last, monkeypatch):
+    pytest.importorskip("triton")
+    x = draw(2, 3, 4, 5, 6, dtype=dtype, last=last)
+    sources = [x[:, :, 3:, 2:, 1:], x[1:, :2, :1, 3:, ::2], x[:1, :2, 1:, 4:]]
+    found = []
+    for by_kernel in (True, False):
+        rooms = faces.zeros_alike([(2, 3, 2, 4, 5), (1, 2, 4, 1, 6)], x)
+        assert [room.is_contiguous() for room in rooms] == [not last] * 2
+        targets = [rooms[0][:, :, :1, 1:], rooms[0][:1, 1:, 1:, :2, 2:], rooms[1][:, :, :3]]
+        plan = faces.plan_views if by_kernel else lambda targets, sources: None
+        monkeypatch.setattr(faces, "_plan_copies", plan)
+        faces.copy_views_(targets, sources)
+        found.append(rooms)
+    assert all(room.any() and not room.all() for room in rooms)
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.usefixtures("by_kernel")
 def test_the_plan_is_made_once():
     plan_tasks.cache_clear()
@@ -147,12 +166,15 @@ def test_parts_of_one_buffer_are_copied_together():
         part.fill_(number)
     assert {part.untyped_storage().data_ptr() for part in parts} == {parts[0].data_ptr()}
     assert all(part.data_ptr() % 16 == 0 for part in parts)
-    copies = faces.to_device(parts, torch.device("cpu"), wait=True)
-    apart = faces.to_device([part.clone() for part in parts], torch.device("cpu"), wait=True)
-    for copy, other, part in zip(copies, apart, parts, strict=True):
-        assert torch.equal(copy, part.cpu())
-        assert torch.equal(other, part.cpu())
-    assert faces.to_device([], DEVICE, wait=True) == []
+    copies = [torch.zeros_like(part) for part in parts]
+    faces.copy_(copies, parts)
+    together = faces.zeros_for([part.shape for part in parts], torch.float32, DEVICE)
+    assert not any(part.any() for part in together)
+    faces.copy_(together, parts)
+    for copy, other, part in zip(copies, together, parts, strict=True):
+        assert torch.equal(copy, part)
+        assert torch.equal(other, part)
+    faces.copy_([], [])
 
 
 @pytest.mark.gpu

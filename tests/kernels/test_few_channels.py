@@ -46,6 +46,9 @@ CASES = {
     "wide along the width, more padding than a half": Case(
         (1, 5, 2, 3, 6), 40, (3, 1, 5), (2, 0, 4), slope=0.1
     ),
+    "channels that can be read as they are": Case(
+        (2, 8, 3, 4, 5), 16, CUBE, (1, 2, 0), last=True, bias=False
+    ),
     "a single voxel": Case((1, 2, 1, 1, 1), 1, CUBE, (1, 1, 1)),
 }
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
-from hyperslab.kernels import act_pool, few_channels, fused
+from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
@@ -28,8 +28,15 @@ def fusing():
     """Has CPU tensors take the paths of fused kernels, with plain torch in the kernels' place."""
     calls = []
 
+    def conv_and_pool(x, weight, bias, padding, slope, pool):
+        calls.append((f"conv and {pool.kind}", slope))
+        return pooled(plain_conv(x, weight, bias, padding), slope, pool)
+
     def activate_and_pool(y, slope, pool):
         calls.append((pool.kind, slope))
+        return pooled(y, slope, pool)
+
+    def pooled(y, slope, pool):
         sizes = pool.kernel, pool.stride, pool.padding
         if pool.kind == "max":
             return getattr(F, f"max_pool{y.ndim - 2}d")(activate(y, slope), *sizes)
@@ -44,7 +51,8 @@ def fusing():
         return few_channels.Packed(x, padding, x.ndim)
 
     def input_grad(grad, weight, padding):
-        shape = [n + k - 1 - 2 * p for n, k, p in zip(grad.shape[2:], weight.shape[2:], padding)]
+        sizes = zip(grad.shape[2:], weight.shape[2:], padding, strict=True)
+        shape = [n + k - 1 - 2 * p for n, k, p in sizes]
         x = grad.new_zeros(len(grad), weight.shape[1], *shape).requires_grad_()
         with torch.enable_grad():
             return torch.autograd.grad(plain_conv(x, weight, None, padding), x, grad)[0]
@@ -64,10 +72,12 @@ def fusing():
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
+        patch.object(conv_pool, "conv_and_pool", conv_and_pool),
+        patch.object(conv_pool, "MIN_NUMEL", 0),
         patch.object(few_channels, "convolve", convolve),
         patch.object(few_channels, "input_grad", input_grad),
         patch.object(few_channels, "weight_grads", weight_grads),
-        patch.object(few_channels.Packed, "of", packed),
+        patch.object(conv, "pack", packed),
         patch.object(few_channels, "DTYPES", (torch.float64,)),
     ):
         yield calls
@@ -165,8 +175,15 @@ def fused_calls(body):
     return calls
 
 
-def test_a_pool_does_the_activation_before_it():
-    assert fused_calls(BODIES["in place"]) == [("conv", 1.0), ("avg", 0.1)]
+def test_a_pool_does_the_convolution_and_the_activation_before_it():
+    assert fused_calls(BODIES["in place"]) == [("conv and avg", 0.1)]
+
+
+def test_a_pool_does_the_activation_alone_where_no_kernel_does_both():
+    def body(conv, y):
+        return F.avg_pool3d(F.relu_(y), 3, 3)
+
+    assert fused_calls(body) == [("conv", 1.0), ("avg", 0.0)]
 
 
 def test_a_convolution_does_the_activation_after_it():

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.kernels import act_pool, fused
 from hyperslab.models.cosmoflow import ConvBlock
 from hyperslab.testing import seeded
 from hyperslab.testing.strategies import Place, places
@@ -358,6 +360,54 @@ def test_memory_formats_are_those_of_the_layers():
     close(out, plain(x))
 
 
+def test_tiles_take_the_kernels_that_a_single_rank_takes():
+    calls = []
+
+    def pool(y, slope, pool):
+        calls.append((pool.kind, slope, tuple(y.shape[2:])))
+        return F.avg_pool3d(F.leaky_relu(y, slope), pool.kernel, pool.stride, pool.padding)
+
+    block = functools.partial(ConvBlock, num_pools=1, batch_norm=False)
+
+    def make():
+        return nn.Sequential(block(2, 3, stride=1), block(3, 4, stride=1))
+
+    model, plain, mesh = alone(make, {"body": 3 * 20 * 14 * 15})
+    x = seeded(1, 2, 36, 14, 15)
+    with (
+        patch.object(fused, "pays", lambda x: type(x) is torch.Tensor),
+        patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
+        patch.object(act_pool, "activate_and_pool", pool),
+    ):
+        out, grads = results(model, x, mesh)
+    expected = results(plain, x)
+    close(out.local, expected[0])
+    close(grads, expected[1])
+    assert {call[:2] for call in calls} == {("avg", 0.01)}
+    planes = [call[2][0] for call in calls]
+    assert planes == 2 * [14, 6, 19, 7, 17, 7]  # of two blocks in three tiles, forward and backward
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tiles_by_fused_kernels_on_a_gpu():
+    block = functools.partial(ConvBlock, num_pools=1, batch_norm=False)
+    found = []
+    for names in ((), {"0-1": 2**23}):
+        torch.manual_seed(5)
+        mesh = hs.init(device="cuda")
+        body = nn.Sequential(block(4, 16, stride=1), block(16, 32, stride=1))
+        body.to(memory_format=torch.channels_last_3d)
+        model = hs.parallelize(body, mesh, depth_first=names)
+        x = seeded(1, 4, 96, 100, 90).float().to("cuda", memory_format=torch.channels_last_3d)
+        with patch.object(fused, "FASTER_ON", {torch.cuda.get_device_capability()}):
+            out = model(hs.shard(x, mesh))
+            (out * seeded(*out.shape, seed=1).float().cuda()).sum().backward()
+        found.append([out.local.detach(), *(p.grad for p in model.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
 # What is refused
 
 
@@ -420,7 +470,7 @@ def make_list():
         (["block.0-1", "block.1-2"], "have modules in common"),
         (["list"], "a ModuleList, which is never called"),
         (["list.0-0"], "only children of an nn.Sequential"),
-        ("block", r"is a list of names, got 'block': write \['block'\]"),
+        ("block", r"is a list of names, or 'auto', got 'block': write \['block'\]"),
         ({"block": 0}, "must be a number of elements, got 0"),
     ],
     ids=str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -33,11 +34,22 @@ def group_of(
         key = (ranks, backend, timeout)
         if key not in _made:
             with unwatched():
-                _made[key] = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+                _made[key] = dist.new_group(
+                    list(ranks), timeout, backend, pg_options=_options(backend, timeout)
+                )
         if rank in ranks:
             found = _made[key]
     assert found is not None
     return found
+
+
+def _options(backend: str, timeout: timedelta) -> Any:
+    """NCCL's stream goes before others: a halo must not queue behind the interior that hides it."""
+    if "nccl" not in backend:
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options
 
 
 def forget_groups() -> None:

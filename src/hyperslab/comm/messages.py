@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyperslab.comm.failure import lost_contact
+from hyperslab.comm.failure import contact, lost_contact
 from hyperslab.comm.graph import Kind, as_operator, is_watched
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.staging import Staging
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
-
-_HOST = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -27,17 +26,23 @@ class Pending:
     received: list[Tensor]
     mesh: Mesh
     doing: str
+    staging: Staging | None = None
+    send: Callable[[], list[dist.Work]] | None = None
+    """Sends what has not been sent yet, because it is still on its way to the host."""
 
     def wait(self) -> list[Tensor]:
-        """The received boxes, in the order of the messages, on the mesh's device."""
+        """The received boxes, in the order of the messages, on the mesh's device.
+
+        On a GPU the host does not wait for NCCL: what is launched next does.
+        """
         try:
+            if self.send is not None:
+                self.works += self.send()
             for work in self.works:
                 work.wait()
         except RuntimeError as error:
             raise lost_contact(self.doing, self.mesh, error) from error
-        if self.mesh.stages_through_host:
-            return faces.to_device(self.received, self.mesh.device, wait=False)
-        return self.received
+        return self.received if self.staging is None else self.staging.arrived()
 
 
 def post_messages(
@@ -63,32 +68,59 @@ def post_messages(
             kinds,
         )
         return Pending([], [], received, mesh, doing)
-    place = mesh.device
     if mesh.stages_through_host:
-        pieces, place = faces.to_device(pieces, _HOST, wait=True), _HOST
+        return _post_staged(pieces, sends, receives, dtype, mesh, doing)
     sent = [piece.contiguous() for piece in pieces]
-    received = _room_for(receives, dtype, place, mesh)
+    shapes = [message.box.shape for message in receives]
     try:
-        if place.type == "cuda":
+        if mesh.device.type == "cuda":
+            received = faces.room_for(shapes, dtype, mesh.device)
             works = _post_together(sent, sends, received, receives, mesh)
         else:
-            # A message of another size than is awaited would end the process.
-            post, ask, size = mesh.group.send, mesh.group.recv, dtype.itemsize
-            works = [post([box], m.peer, m.tag + size) for box, m in zip(sent, sends, strict=True)]
-            works += [
-                ask([box], m.peer, m.tag + size) for box, m in zip(received, receives, strict=True)
-            ]
+            received = [torch.empty(shape, dtype=dtype) for shape in shapes]
+            works = _send(sent, sends, mesh) + _receive(received, receives, mesh)
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)
 
 
-def _room_for(
-    receives: Sequence[Message], dtype: torch.dtype, place: torch.device, mesh: Mesh
-) -> list[Tensor]:
-    if mesh.device.type == "cuda":  # where they are moved together
-        return faces.room_for([m.box.shape for m in receives], dtype, place)
-    return [torch.empty(m.box.shape, dtype=dtype, device=place) for m in receives]
+def _post_staged(
+    pieces: Sequence[Tensor],
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    dtype: torch.dtype,
+    mesh: Mesh,
+    doing: str,
+) -> Pending:
+    """Through host memory. What can leave only from there does so when it is waited for."""
+    shapes = [message.box.shape for message in receives]
+    staging = Staging.begin(pieces, shapes, dtype, mesh.device)
+    with contact(doing, mesh):
+        works = _receive(staging.incoming, receives, mesh)
+    return Pending(
+        works,
+        [],
+        [],
+        mesh,
+        doing,
+        staging,
+        lambda: _send(staging.outgoing(), sends, mesh),
+    )
+
+
+def _send(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[dist.Work]:
+    # A message of another size than is awaited would end the process.
+    post = mesh.group.send
+    return [
+        post([box], m.peer, m.tag + box.itemsize) for box, m in zip(boxes, messages, strict=True)
+    ]
+
+
+def _receive(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[dist.Work]:
+    ask = mesh.group.recv
+    return [
+        ask([box], m.peer, m.tag + box.itemsize) for box, m in zip(boxes, messages, strict=True)
+    ]
 
 
 def _post_together(
@@ -98,7 +130,10 @@ def _post_together(
     receives: Sequence[Message],
     mesh: Mesh,
 ) -> list[dist.Work]:
-    """All in one NCCL call: one after the other, they could wait for each other in a circle."""
+    """All in one NCCL call: one after the other, they could wait for each other in a circle.
+
+    NCCL runs it on a stream of its own, after what was launched before.
+    """
     group = mesh.group
     ops = [
         dist.P2POp(dist.isend, _raw(box), group=group, group_peer=message.peer)

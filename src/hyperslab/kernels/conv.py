@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.kernels import few_channels, fused, tiles
-from hyperslab.kernels.few_channels import Packed
+from hyperslab.kernels.few_channels import Packed, pack
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
 
@@ -59,6 +59,7 @@ class Convolution(NamedTuple):
             fused.pays(x)
             and not self.transposed
             and not _is_exact(dtype)
+            and few_channels.is_faster(weight)
             and few_channels.is_supported(weight, dtype, self.stride + self.dilation, self.groups)
         )
 
@@ -81,9 +82,8 @@ class Convolution(NamedTuple):
         if fuses_x:
             grad_x = few_channels.input_grad(grad, weight, self.padding)
         if fuses_weight:
-            packed = Packed.of(x, weight, self.padding)
             grad_weight, grad_bias = few_channels.weight_grads(
-                packed, grad, weight, want_bias=wants_bias
+                pack(x, weight, self.padding), grad, weight, want_bias=wants_bias
             )
         return grad_x, grad_weight, grad_bias
 
@@ -199,8 +199,8 @@ class _FewChannels(Function):
     ) -> Tensor:
         out, packed = few_channels.convolve(x, weight, bias, padding, slope)
         ctx.padding, ctx.slope, ctx.extents = padding, slope, packed.extents
-        # Inputs of other layers are packed again: that costs less than keeping them twice.
-        kept = None if x.requires_grad else packed.data
+        # Inputs of later layers are packed again: that costs less than keeping them twice.
+        kept = packed.data if packed.has_room and not x.requires_grad else None
         ctx.save_for_backward(x, weight, kept, out if slope != 1 else None)
         return out
 

@@ -115,7 +115,27 @@ def plan_tasks(
     starts = buffer_starts(shapes, itemsize)
     tasks = [_task(cell, sources, boxes, strides, starts) for cell, sources in cells]
     items = 1 if doing == "add" else _items_in_unit(tasks, start, itemsize)
-    tasks = [task.in_units(items) for task in tasks]
+    return _tabled([task.in_units(items) for task in tasks], items * itemsize, shapes, device)
+
+
+View = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...], int]
+"""A shape, with the strides and the start of a target and of its source."""
+
+
+@lru_cache(maxsize=1024)
+def plan_copies(views: tuple[View, ...], itemsize: int, device: torch.device) -> Plan:
+    """How views of one memory are copied to those of another; none of them is empty."""
+    tasks = []
+    for shape, strides, start, source_strides, source_start in views:
+        dims = map(_Dim, shape, strides, ((stride,) for stride in source_strides))
+        a, b, rest = _roles(list(_merged(dims)), 1)
+        tasks.append(_Task(start, (source_start,), a, b, rest))
+    items = _items_in_unit(tasks, 0, itemsize)
+    shapes = [list(shape) for shape, *_ in views]
+    return _tabled([task.in_units(items) for task in tasks], items * itemsize, shapes, device)
+
+
+def _tabled(tasks: list[_Task], unit: int, shapes: list[list[int]], device: torch.device) -> Plan:
     num_rest = max(len(task.rest) for task in tasks)
     num_sources = max(len(task.source_starts) for task in tasks)
     programs = [task.num_programs for task in tasks]
@@ -124,7 +144,7 @@ def plan_tasks(
     owners = torch.arange(len(tasks), dtype=torch.int32)
     owners = owners.repeat_interleave(torch.tensor(programs))
     table = torch.tensor(rows, dtype=torch.int64).to(device)
-    return Plan(table, owners.to(device), items * itemsize, num_rest, num_sources, shapes)
+    return Plan(table, owners.to(device), unit, num_rest, num_sources, shapes)
 
 
 def buffer_starts(shapes: Sequence[Sequence[int]], itemsize: int) -> list[int]:

@@ -11,9 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.kernels.memory import empty_channels_last
+
 MAX_CHANNELS = 32
 MAX_SHARED_BYTES = 200 << 10
 """Of a program's shared memory: on GPUs that have less, Triton refuses larger kernels."""
+MIN_CHANNELS_UNPACKED = 8
+"""With fewer, rows begin where memory cannot be read in whole sectors."""
 KERNELS = (1, 3, 5)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -29,18 +33,24 @@ class Tuning(NamedTuple):
     stages: int = 2
     at_once: int = 16
     """Numbers of a group's window that are multiplied at once, at least."""
-    programs_per_sm: int = 4
-    """Of those that sum gradients, each for many blocks."""
 
 
 # Each was the fastest of those tried, by the bytes that a group of outputs reads of one row.
 FORWARD = {
-    64: Tuning(stages=3, rows=64),
+    32: Tuning(stages=1),
+    64: Tuning(stages=4, rows=64),
     128: Tuning(groups=32, stages=4),
-    1 << 30: Tuning(groups=128, warps=8, stages=1),
+    1 << 30: Tuning(groups=32, warps=2),
 }
-BACKWARD = {64: Tuning(at_once=64), 1 << 30: Tuning(at_once=64, programs_per_sm=2)}
-MAX_GROUPS = 128
+BACKWARD = {
+    32: Tuning(groups=32, stages=4, at_once=64),
+    1 << 30: Tuning(groups=32, stages=4),
+}
+MAX_GROUPS = 64
+"""Of all tunings."""
+MIN_ROWS = 8
+BUSY = 4
+"""Programs that keep a processor of the device busy: with fewer, each goes down fewer rows."""
 
 
 def _tuned(table: dict[int, Tuning], weight: Tensor, dtype: torch.dtype) -> Tuning:
@@ -87,11 +97,15 @@ class Shape:
         tiles = -(-self.filters // self.block_f)
         return (tiles, self.kernel[1], blocks, self.block_k, self.group * self.block_f)
 
-    def shared_bytes(self, dtype: torch.dtype, tuning: Tuning) -> int:
-        """What a program of the forward pass keeps: weights, and rows of inputs on their way."""
+    def forward_numbers(self, tuning: Tuning) -> int:
+        """What a program keeps in shared memory: weights, and rows of inputs on their way."""
         _, height, blocks, rows, columns = self.layout
-        inputs = tuning.stages * tuning.groups * blocks * rows
-        return (height * blocks * rows * columns + inputs) * dtype.itemsize
+        return height * blocks * rows * columns + tuning.stages * tuning.groups * blocks * rows
+
+    def backward_numbers(self, tuning: Tuning) -> int:
+        """What a program keeps there: rows of inputs and of gradients on their way."""
+        _, height, _, rows, columns = self.layout
+        return tuning.stages * tuning.groups * (rows + height * columns)
 
     @property
     def constants(self) -> dict[str, int]:
@@ -182,10 +196,23 @@ def is_supported(weight: Tensor, dtype: torch.dtype, steps: tuple[int, ...], gro
     )
 
 
+def is_faster(weight: Tensor) -> bool:
+    """Whether convolutions with ``weight`` were measured to be faster than cuDNN's."""
+    filters, channels, *kernel = weight.shape
+    return math.prod(kernel) > 1 and (channels <= 16 or filters <= 16)
+
+
 def _fits_shared_memory(weight: Tensor, dtype: torch.dtype) -> bool:
-    tuning = _tuned(FORWARD, weight, dtype)
-    shape = _shape(weight, at_once=tuning.at_once)
-    return shape.shared_bytes(dtype, tuning) <= MAX_SHARED_BYTES
+    forward, backward = _tuned(FORWARD, weight, dtype), _tuned(BACKWARD, weight, dtype)
+    numbers = max(
+        _shape(weight, at_once=forward.at_once).forward_numbers(forward),
+        _backward_shape(weight, backward).backward_numbers(backward),
+    )
+    return numbers * dtype.itemsize <= MAX_SHARED_BYTES
+
+
+def _backward_shape(weight: Tensor, tuning: Tuning) -> Shape:
+    return _shape(weight, at_once=tuning.at_once // (1 if weight.shape[-2] < 5 else 2))
 
 
 def convolve(
@@ -195,8 +222,13 @@ def convolve(
 
     Outputs below zero are multiplied by ``slope``, which is not negative.
     """
-    packed = Packed.of(x, weight, padding)
+    packed = pack(x, weight, padding)
     return _convolve(packed, weight, bias, slope), packed
+
+
+def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
+    """``x`` as kernels read it, copied only where it must be."""
+    return Packed.seen_in(x, weight, padding) or Packed.of(x, weight, padding)
 
 
 def turned(weight: Tensor) -> Tensor:
@@ -222,6 +254,28 @@ class Packed:
     """Of the outputs."""
     ndim: int
     """Of the inputs before."""
+    pads: tuple[int, int, int] = (0, 0, 0)
+    """The padding that is not in memory."""
+    has_room: bool = True
+    """Whether kernels may read beyond the end of rows."""
+
+    @classmethod
+    def seen_in(cls, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed | None:
+        """``x`` as it is, if that is how kernels can read it."""
+        whole = x.unsqueeze(2) if x.ndim == 4 else x
+        rows = whole.movedim(1, -1)
+        channels = rows.shape[-1]
+        if (
+            x.dtype != weight.dtype
+            or channels != _power_of_two(channels)
+            or channels < MIN_CHANNELS_UNPACKED
+            or not rows.is_contiguous()
+        ):
+            return None
+        pads = (0,) * (5 - x.ndim) + padding
+        kernel = (1,) * (5 - x.ndim) + tuple(weight.shape[2:])
+        d, h, w = (e + 2 * p - k + 1 for e, p, k in zip(rows.shape[1:4], pads, kernel, strict=True))
+        return cls(rows, (d, h, w), x.ndim, (pads[0], pads[1], pads[2]), has_room=False)
 
     @classmethod
     def of(cls, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
@@ -248,9 +302,13 @@ class Packed:
 
     def outputs(self, filters: int) -> Tensor:
         """Uninitialised, channels last, of the inputs' number of dims."""
-        out = self.data.new_empty((self.data.shape[0], *self.extents, filters))
-        out = out.movedim(-1, 1)
-        return out.squeeze(2) if self.ndim == 4 else out
+        sizes = self.extents if self.ndim == 5 else self.extents[1:]
+        return empty_channels_last((self.data.shape[0], filters, *sizes), self.data)
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What kernels are told: strides, extents, padding."""
+        return (*self.data.stride()[:3], *self.data.shape[1:4], *self.pads)
 
     @property
     def num_planes(self) -> int:
@@ -266,11 +324,13 @@ def _convolve(packed: Packed, weight: Tensor, bias: Tensor | None, slope: float)
     out = packed.outputs(shape.filters)
     _, height, width = packed.extents
     across = -(-width // (shape.group * tuning.groups)) * shape.layout[0]
-    conv_kernel[(packed.num_planes, -(-height // tuning.rows), across)](
+    rows = _rows(packed, across, tuning)
+    conv_kernel[(packed.num_planes, -(-height // rows), across)](
         packed.data, lay_out(weight, shape), bias, out,
-        *packed.data.stride()[:3], *packed.extents, shape.filters, tuning.rows,
-        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=bias is not None,
-        SLOPE=slope, PRECISION="tf32", num_warps=tuning.warps, num_stages=tuning.stages,
+        *packed.place, *packed.extents, shape.filters, rows,
+        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=bias is not None, SLOPE=slope,
+        PRECISION="tf32", MASKED=not packed.has_room,
+        num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return out
 
@@ -288,18 +348,21 @@ def weight_grads(
     from hyperslab.kernels.gpu.few_channels import weight_grad_kernel
 
     tuning = _tuned(BACKWARD, weight, weight.dtype)
-    shape = _shape(weight, at_once=tuning.at_once // (1 if weight.shape[-2] < 5 else 2))
+    shape = _backward_shape(weight, tuning)
     last = torch.channels_last if grad.ndim == 4 else torch.channels_last_3d
     grad = grad.to(weight.dtype).contiguous(memory_format=last)
     tiles, columns = shape.layout[0], shape.layout[-1]
-    programs = tuning.programs_per_sm * _num_sms(weight.device)
+    programs = _num_programs(weight.device)
+    across = -(-packed.extents[2] // (shape.group * tuning.groups))
+    rows = _rows(packed, across, tuning)
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, columns) if want_bias else 0, device=weight.device)
     weight_grad_kernel[(programs, tiles * shape.layout[2])](
         packed.data, grad, grad if out is None else out, sums, bias_sums,
-        *packed.data.stride()[:3], packed.num_planes, *packed.extents, shape.filters, tuning.rows,
+        *packed.place, packed.num_planes, *packed.extents, shape.filters, rows,
         **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=want_bias, SLOPE=slope,
-        PRECISION="tf32", num_warps=tuning.warps, num_stages=tuning.stages,
+        PRECISION="tf32", MASKED=not packed.has_room, CARRIED=slope != 1,
+        num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     bias_grad = None
     if want_bias:
@@ -308,7 +371,16 @@ def weight_grads(
     return gather_grads(sums.sum(1), shape, weight), bias_grad
 
 
-def _num_sms(device: torch.device) -> int:
+def _rows(packed: Packed, across: int, tuning: Tuning) -> int:
+    """How many rows a program goes down."""
+    rows, height = tuning.rows, packed.extents[1]
+    wanted = _num_programs(packed.data.device)
+    while rows > MIN_ROWS and packed.num_planes * across * -(-height // rows) < wanted:
+        rows //= 2
+    return rows
+
+
+def _num_programs(device: torch.device) -> int:
     if device.type != "cuda":  # Triton's interpreter
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return 3
+    return BUSY * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,11 +1,11 @@
-"""What a windowed operator can compute of a part of its input, along one dim."""
+"""How a windowed operator is called on a part of its input, along one dim."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from hyperslab.layout.span import Span
-from hyperslab.layout.tile import whole_outputs
+from hyperslab.layout.tile import plan_tile
 from hyperslab.layout.window import TransposedWindow, Window
 
 
@@ -22,29 +22,30 @@ class PieceCall(NamedTuple):
     """Whether it pads as the operator on the whole tensor does. Else it pads nothing."""
 
 
-def plan_piece_call(window: Window, held: Span, extent: int) -> PieceCall:
-    """The call that makes the most of ``held``, a part of a tensor of ``extent``.
+def plan_piece_call(window: Window, outputs: Span, extent: int) -> PieceCall:
+    """The call that computes ``outputs``, which are not empty, of a tensor of ``extent``.
 
     Outputs that read padding want inputs that begin at a multiple of the stride, as the operator
-    pads both ends alike; others take theirs from where they are.
+    pads both ends alike, and enough of them for one window: some operators refuse fewer. Others
+    take what they read.
 
-    >>> plan_piece_call(Window(kernel=3, stride=2, padding=1), Span(5, 12), extent=32)
+    >>> plan_piece_call(Window(kernel=3, stride=2, padding=1), Span(3, 6), extent=32)
     PieceCall(reads=Span(start=5, stop=12), outputs=Span(start=3, stop=6), drop=0, at_end=False)
     """
-    outputs = whole_outputs(window, held, extent)
     reads = window.reads(outputs)
-    if outputs.size and reads.start >= 0 and reads.stop <= extent:
+    if reads.start >= 0 and reads.stop <= extent:
         return PieceCall(reads, outputs, 0, at_end=False)
-    first = -(-held.start // window.stride)
-    reads = Span(first * window.stride, held.stop)
-    outputs = whole_outputs(window, reads, extent)
+    reads = plan_tile(window, outputs, extent).reads
+    first = min(reads.start, max(0, extent - window.reach - 1)) // window.stride
+    stop = min(extent, max(reads.stop, reads.start + window.reach + 1))
+    reads = Span(first * window.stride, stop)
     return PieceCall(reads, outputs, outputs.start - first, at_end=True)
 
 
 def plan_transposed_call(window: TransposedWindow, held: Span, extent: int) -> PieceCall:
-    """The same for a transposed convolution that pads nothing, as it is called on parts.
+    """The call of a transposed convolution that makes the most of ``held``, a part of the tensor.
 
-    At the tensor's end it adds its output padding.
+    On parts it pads nothing. At the tensor's end it adds its output padding.
     """
     written, at_end = window.writes(held), held.stop == extent
     start = (held.start - 1) * window.stride + window.reach - window.padding + 1

@@ -14,8 +14,8 @@ from hyperslab.layout.cuts import cut_evenly
 from hyperslab.layout.exchange import Exchange, plan_exchange
 from hyperslab.layout.grid import Grid
 from hyperslab.layout.layout import Layout
+from hyperslab.layout.piece_call import plan_piece_call
 from hyperslab.layout.span import Span
-from hyperslab.layout.tile import plan_tile
 from hyperslab.layout.window import TransposedWindow, Window
 
 AnyWindow = Window | TransposedWindow
@@ -70,16 +70,10 @@ def _reads(step: Step, parent: Step, dim: int, outputs: Span) -> Span:
     if window is None:
         return outputs
     if isinstance(window, Window):
-        return _filled(plan_tile(window, outputs, extent).reads, window, extent)
+        return plan_piece_call(window, outputs, extent).reads
     reads = window.reads(outputs)
     start = min(max(0, reads.start), extent - 1)  # outputs beyond the last input's get nothing
     return Span(start, max(start + 1, min(reads.stop, extent)))
-
-
-def _filled(reads: Span, window: Window, extent: int) -> Span:
-    """``reads`` with enough of the tensor for one window: some operators refuse smaller inputs."""
-    start = min(reads.start, max(0, extent - window.reach - 1)) // window.stride * window.stride
-    return Span(start, min(extent, max(reads.stop, reads.start + window.reach + 1)))
 
 
 def _hull(a: Span | None, b: Span) -> Span:

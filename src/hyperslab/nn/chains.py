@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -12,16 +13,25 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from hyperslab.errors import ConfigError
+from hyperslab.nn.candidates import find_candidates
 from hyperslab.nn.depth_first import TILE_NUMEL, Chain, DepthFirst
 
+AUTO = "auto"
 DepthFirstNames = Sequence[str] | Mapping[str, int] | None
-"""Names of chains, with the elements of the largest tensor in a tile where not left to us."""
+"""Names of chains, with the elements of the largest tensor in a tile where not left to us.
+
+``AUTO`` leaves the choice to us, too.
+"""
 
 
 def find_chains(module: nn.Module, names: DepthFirstNames) -> list[Chain]:
     """The chains of ``module`` with these ``names``: ``block1``, or ``features.0-2`` for three."""
+    if names == AUTO:
+        return []
     if isinstance(names, str):
-        raise ConfigError(f"depth_first is a list of names, got {names!r}: write [{names!r}]")
+        raise ConfigError(
+            f"depth_first is a list of names, or 'auto', got {names!r}: write [{names!r}]"
+        )
     if not isinstance(names, Sequence | Mapping | None):
         raise ConfigError(f"depth_first is a list of names of modules, got {names!r}")
     sizes = names if isinstance(names, Mapping) else dict.fromkeys(names or (), TILE_NUMEL)
@@ -88,14 +98,33 @@ def _check(chain: Chain) -> None:
             )
 
 
-def install_chains(chains: Sequence[Chain]) -> None:
-    """Makes the chains run depth first on Slabs. Names, keys and hooks stay."""
+def install_candidates(module: nn.Module) -> None:
+    """Prepares the chains that a ``MemoryWatch`` may pick. Until then all runs as before."""
+    candidates = []
+    for chain in find_candidates(module):
+        with suppress(ConfigError):
+            _check(chain)
+            candidates.append(chain)
+    install_chains(candidates, picked=False)
+
+
+def installed_candidates(module: nn.Module) -> list[DepthFirst]:
+    """The chains of ``module`` that were prepared and not picked."""
+    forwards = [part.__dict__.get("forward") for part in module.modules()]
+    found = [each for each in forwards if isinstance(each, DepthFirst)]
+    for each in forwards:
+        found += each.chains.values() if isinstance(each, _Stretches) else []
+    return [chain for chain in found if not chain.picked]
+
+
+def install_chains(chains: Sequence[Chain], *, picked: bool = True) -> None:
+    """Makes the chains run depth first on Slabs, if they are picked. Names, keys and hooks stay."""
     for chain in chains:
         table = chain.owner.__dict__
         if not chain.children:
-            table["forward"] = DepthFirst(chain, chain.owner.forward)
+            table["forward"] = DepthFirst(chain, chain.owner.forward, picked=picked)
         else:
-            table.setdefault("forward", _Stretches(chain.owner)).add(chain)
+            table.setdefault("forward", _Stretches(chain.owner)).add(chain, picked=picked)
 
 
 class _Stretches:
@@ -103,20 +132,21 @@ class _Stretches:
 
     def __init__(self, owner: nn.Module) -> None:
         self._owner = owner
-        self._chains: dict[str, DepthFirst] = {}
+        self.chains: dict[str, DepthFirst] = {}
         """By the name of their first child."""
         self._inside: set[str] = set()
         """The children that follow another one in a chain."""
 
-    def add(self, chain: Chain) -> None:
+    def add(self, chain: Chain, *, picked: bool) -> None:
         first, *others = chain.children
-        self._chains[first] = DepthFirst(chain, partial(self._run_children, chain.children))
+        run = partial(self._run_children, chain.children)
+        self.chains[first] = DepthFirst(chain, run, picked=picked)
         self._inside.update(others)
 
     def __call__(self, input: Any) -> Any:
         for name, child in self._owner._modules.items():  # which may hold one twice
             if name not in self._inside:
-                input = self._chains.get(name, child)(input)  # type: ignore[misc]
+                input = self.chains.get(name, child)(input)  # type: ignore[misc]
         return input
 
     def _run_children(self, names: Sequence[str], x: Any) -> Any:

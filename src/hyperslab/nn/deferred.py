@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from hyperslab.errors import UnsupportedOp
+from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import Layout
 from hyperslab.nn import registry
 from hyperslab.nn.slab import Slab, flatten
@@ -54,11 +55,27 @@ class Made:
 
 
 class Convolved:
-    """A convolution that has not been computed; ``run`` does it and multiplies by a slope."""
+    """A convolution that has not been computed; ``run`` does it and multiplies by a slope.
 
-    def __init__(self, run: Callable[[float], Tensor], operands: Sequence[Tensor | None]) -> None:
-        self.run, self.versions = run, _Versions([t for t in operands if t is not None])
+    ``run_pool`` does a pool too, or returns None where it cannot.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[float], Tensor],
+        run_pool: Callable[[float, Pool], Tensor | None],
+        operands: Sequence[Tensor | None],
+    ) -> None:
+        self.run, self.run_pool = run, run_pool
+        self.versions = _Versions([t for t in operands if t is not None])
         self.made: Tensor | None = None
+
+    def pooled(self, slope: float, pool: Pool) -> Tensor | None:
+        """The pool of the activated piece, where one kernel does all."""
+        if self.made is not None:
+            return None
+        self.versions.check()
+        return self.run_pool(slope, pool)
 
     def plain(self) -> Tensor:
         if self.made is None:
@@ -135,11 +152,8 @@ class Deferred(Slab):
         return Slab, (self.local, self.layout, self.mesh)
 
 
-def defer_conv(
-    x: Slab, layout: Layout, run: Callable[[float], Tensor], operands: Sequence[Tensor | None]
-) -> Slab:
-    """The output of a convolution of ``x`` that waits; ``run`` computes it from ``operands``."""
-    source = Convolved(run, operands)
+def defer_conv(x: Slab, layout: Layout, source: Convolved) -> Slab:
+    """The output of a convolution of ``x`` that waits."""
     return _wait(Deferred(None, layout, x.mesh, source=source))  # type: ignore[arg-type]
 
 
@@ -179,6 +193,14 @@ def unactivated(x: Slab) -> tuple[Tensor, float]:
         return x.local, 1.0
     with torch.set_grad_enabled(x.grad_mode):
         return x.source.plain(), x.slope
+
+
+def pooled(x: Slab, pool: Pool) -> Tensor | None:
+    """The pool of a piece, where a convolution and perhaps an activation waited for it."""
+    if not isinstance(x, Deferred) or not isinstance(x.source, Convolved):
+        return None
+    with torch.set_grad_enabled(x.grad_mode):
+        return x.source.pooled(x.slope, pool)
 
 
 def _is_shared(piece: Tensor) -> bool:

@@ -25,7 +25,8 @@ from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_
 from hyperslab.nn.registry import settle
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.survey import Survey, Weights, survey, traits
-from hyperslab.nn.tile_slab import TileSlab
+from hyperslab.nn.tile_slab import NotHeldError, Tape, TileSlab, alone, unjournaled
+from hyperslab.nn.weigh import Scale, current_scale
 
 MOST_KEPT = 64
 """Shapes of inputs whose surveys are kept."""
@@ -62,15 +63,35 @@ class Chain:
 class DepthFirst:
     """What runs in the place of ``run``, which is that of ``chain``: tile by tile on Slabs."""
 
-    def __init__(self, chain: Chain, run: Callable[..., Any]) -> None:
+    def __init__(self, chain: Chain, run: Callable[..., Any], *, picked: bool = True) -> None:
         self._chain, self._run = chain, run
         self._surveys: dict[object, Survey] = {}
+        self.picked = picked
+        """Whether it is computed depth first. Else it runs as if it was not here."""
+        self.tile_numel = chain.tile_numel
+
+    @property
+    def name(self) -> str:
+        return self._chain.name
+
+    def can_run(self, input: Tensor) -> bool:
+        """Whether tensors like ``input``, which needs no values, can be computed tile by tile."""
+        modules = self._chain.modules
+        if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
+            return False  # they would be called for every tile
+        try:
+            survey(self._run, alone(input), Weights(modules))
+        except Exception:  # noqa: BLE001 - with whatever it is, it runs layer by layer
+            return False
+        return True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            from hyperslab.nn.uncompiled import refuse_compiling  # loads the compiler
-
-            refuse_compiling(self._chain.name)
+            return self._compiled(*args, **kwargs)
+        if scale := current_scale():
+            return self._weighed(scale, args, kwargs)
+        if not self.picked:
+            return self._run(*args, **kwargs)
         leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
         slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
         if not slabs or 0 in slabs[0].shape:
@@ -80,6 +101,21 @@ class DepthFirst:
         call = _Call(self._run, *_swapped((args, kwargs), slabs[0], _TILE))
         settings = [(type(leaf), leaf) for leaf in leaves if leaf is not slabs[0]]
         return self._compute(slabs[0], call, settings)
+
+    def _compiled(self, *args: Any, **kwargs: Any) -> Any:
+        if self.picked:
+            from hyperslab.nn.uncompiled import refuse_compiling  # loads the compiler
+
+            refuse_compiling(self._chain.name)
+        return self._run(*args, **kwargs)
+
+    def _weighed(self, scale: Scale, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or not isinstance(args[0], Tensor):
+            return self._run(*args, **kwargs)
+        with scale.through(self.name, args[0]) as visit:
+            out = self._run(*args, **kwargs)
+        visit.output = out if isinstance(out, Tensor) else None
+        return out
 
     def _check(self, slabs: Sequence[Slab], leaves: Sequence[Any]) -> None:
         chain = f"{self._chain.name}, a depth-first chain,"
@@ -94,7 +130,7 @@ class DepthFirst:
         weights, autocast = Weights(self._chain.modules), _Autocast.now(x.device)
         found = self._surveyed(x, run, weights, (*settings, autocast))
         grid, rank = x.mesh.grid, x.mesh.rank
-        plan = plan_chain(grid, rank, x.layout, found.route, self._chain.tile_numel)
+        plan = plan_chain(grid, rank, x.layout, found.route, self.tile_numel)
         window = fetch(x.local, plan.exchange, x.mesh)
         wants_input, *wants = found.reaches
         job = _Pass(self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, autocast)
@@ -192,15 +228,25 @@ class _Pass:
 
     def compute(self, piece: Tensor, tile: TileBoxes) -> Tensor:
         """The outputs of ``tile``, of the ``piece`` of the input that they read."""
-        with self.autocast.again():
-            out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh))
-        if out.whole != self.survey.route.output or not out.held.contains(tile.outputs):
-            raise ConfigError(
-                f"{self.name}, a depth-first chain, does something else than when it first got a "
-                f"tensor of this shape, and made {self.survey.route.output.shape} of it: what it "
-                "does must depend on its modules' attributes and its arguments alone"
-            )
-        return out.part(tile.outputs)  # type: ignore[no-any-return]
+        tape = Tape(self.source, self.survey.route.needs(tile.outputs))
+        with self.autocast.again(), unjournaled():
+            try:
+                out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh, tape))
+                if out.whole != self.survey.route.output:
+                    raise NotHeldError
+                return out.part(tile.outputs).local  # type: ignore[no-any-return]
+            except NotHeldError:
+                raise ConfigError(
+                    f"{self.name}, a depth-first chain, does something else than when it first got "
+                    f"a tensor of this shape, and made {self.survey.route.output.shape} of it: "
+                    "what it does must depend on its modules' attributes and its arguments alone"
+                ) from None
+
+    def empty_output(self, like: Tensor) -> Tensor:
+        """Room for all outputs of this rank, laid out as the first tile is."""
+        kind = memory_format_of(like) if self.plan.tiles else self.survey.memory_format
+        shape, device = self.plan.outputs.shape, like.device
+        return torch.empty(shape, dtype=self.survey.dtype, device=device, memory_format=kind)
 
 
 class _TileByTile(Function):
@@ -210,17 +256,13 @@ class _TileByTile(Function):
     def forward(ctx: Any, job: _Pass, window: Tensor, *weights: Tensor) -> Tensor:
         ctx.job = job
         ctx.save_for_backward(window, *weights)
-        plan = job.plan
-        out = torch.empty(
-            plan.outputs.shape,
-            dtype=job.survey.dtype,
-            device=window.device,
-            memory_format=job.survey.memory_format,
-        )
+        plan, out = job.plan, None
         for tile in plan.tiles:
-            piece = window[tile.reads.slices_in(plan.exchange.wanted)]
-            out[tile.outputs.slices_in(plan.outputs)] = job.compute(piece, tile)
-        return out
+            made = job.compute(window[tile.reads.slices_in(plan.exchange.wanted)], tile)
+            out = job.empty_output(made) if out is None else out
+            out[tile.outputs.slices_in(plan.outputs)] = made
+            del made  # before the next is made
+        return job.empty_output(window) if out is None else out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

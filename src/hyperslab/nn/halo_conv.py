@@ -11,8 +11,8 @@ from torch.autograd import Function
 
 from hyperslab.comm.fetch import add_returned, fetch, post_fetch, post_return
 from hyperslab.comm.mesh import Mesh
+from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
-from hyperslab.kernels.memory import empty_like_format
 from hyperslab.layout import HaloPlan, Strip
 
 MIN_INTERIOR_NUMEL = 1 << 16
@@ -45,9 +45,12 @@ class HaloConv(Function):
             out = out[plan.interior.output].data  # no view: those cannot be written into
         received = pending.wait()
         ctx.save_for_backward(x, weight, *received)
-        for strip in plan.strips:
-            inputs = _strip_inputs(strip, x, received)
-            inputs[strip.own.target] = x[strip.own.source]
+        strips = _strip_inputs(plan.strips, x, received)
+        faces.copy_views_(
+            [inputs[strip.own.target] for strip, inputs in zip(plan.strips, strips, strict=True)],
+            [x[strip.own.source] for strip in plan.strips],
+        )
+        for strip, inputs in zip(plan.strips, strips, strict=True):
             out[strip.output] = settings.run(inputs, weight, bias, plan.strip_padding)
         return out
 
@@ -67,8 +70,8 @@ class HaloConv(Function):
             call_grad, x, weight, plan.interior.padding, wants=(wants_x, wants_weight, wants_bias)
         )
         if grad_weight is not None:
-            for strip in plan.strips:
-                inputs = _strip_inputs(strip, x, received)
+            strips = _strip_inputs(plan.strips, x, received)
+            for strip, inputs in zip(plan.strips, strips, strict=True):
                 grad_weight += settings.run_backward(
                     grad[strip.output],
                     inputs,
@@ -93,12 +96,17 @@ def _differentiable_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     return [*grads, grad.sum((0, *range(2, grad.ndim))) if wants_bias else None]
 
 
-def _strip_inputs(strip: Strip, like: Tensor, received: Sequence[Tensor]) -> Tensor:
-    """The received inputs of ``strip``, zero elsewhere."""
-    inputs = empty_like_format(strip.shape, like).zero_()
-    for number, part in strip.halo:
-        inputs[part.target] = received[number][part.source]
-    return inputs
+def _strip_inputs(
+    strips: Sequence[Strip], like: Tensor, received: Sequence[Tensor]
+) -> list[Tensor]:
+    """The received inputs of each strip, zero elsewhere."""
+    found = faces.zeros_alike([strip.shape for strip in strips], like)
+    parts = [(i, number, part) for i, strip in enumerate(strips) for number, part in strip.halo]
+    faces.copy_views_(
+        [found[i][part.target] for i, _, part in parts],
+        [received[number][part.source] for _, number, part in parts],
+    )
+    return found
 
 
 def _halo_grads(
@@ -110,7 +118,7 @@ def _halo_grads(
     received: Sequence[Tensor],
 ) -> list[Tensor]:
     """The gradients of the received boxes."""
-    grads = [torch.zeros_like(box) for box in received]
+    grads = faces.zeros_for([box.shape for box in received], x.dtype, x.device)
     for strip in plan.strips:
         strip_grad = settings.run_backward(
             grad[strip.output],

@@ -24,8 +24,17 @@ from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
-from hyperslab.nn.chains import DepthFirstNames, find_chains, install_chains
+from hyperslab.nn import spare_memory
+from hyperslab.nn.chains import (
+    AUTO,
+    DepthFirstNames,
+    find_chains,
+    install_candidates,
+    install_chains,
+    installed_candidates,
+)
 from hyperslab.nn.comparisons import Comparisons
+from hyperslab.nn.memory_watch import MemoryWatch
 from hyperslab.nn.module_path import add_module_path
 from hyperslab.nn.replica import Replica
 from hyperslab.nn.slab import Slab, is_slab
@@ -39,7 +48,7 @@ def parallelize(
     *,
     shard_weights: bool = False,
     batch_stats: str = "global",
-    depth_first: DepthFirstNames = (),
+    depth_first: DepthFirstNames = AUTO,
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
@@ -56,6 +65,14 @@ def parallelize(
     names to numbers says how many elements the largest tensor in a tile may have, about 2**27 by
     default. They cannot be compiled, and hooks of modules inside them run once for every tile.
 
+    ``"auto"`` picks such modules where memory is short. Before the first training step on inputs
+    larger than any before, on a GPU, ``forward`` runs once on tensors without values and without
+    Slabs, to count what the step will keep; chains are picked, the largest first, if that is more
+    than what is free on some rank, and a line in the log says so. It is the default because
+    results do not change but to rounding, where memory suffices nothing is done, and where it does
+    not the step would have failed. Modules with BatchNorm or dropout inside, those with hooks, and
+    networks with ``shard_weights`` are left as they are; ``()`` does without it.
+
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
 
@@ -66,7 +83,7 @@ def parallelize(
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
-    named = [(chain.name, chain.tile_numel) for chain in chains]
+    named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
     traits = shard_weights, batch_stats, named, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
     weights = [] if sharded else module.parameters()
@@ -74,6 +91,8 @@ def parallelize(
     _share_random_state(mesh)
     _warn_of_backward_hooks(module, mesh)
     install_chains(chains)
+    if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):
+        install_candidates(module)
     if sharded:
         _guard_views(module)
     elif shard_weights and mesh.num_ranks > 1:
@@ -97,6 +116,8 @@ class _State:
     run: Callable[..., Any]
     """What ``forward`` calls."""
     comparisons: Comparisons
+    memory: MemoryWatch | None
+    """What picks modules to compute depth first; None where there are none to pick from."""
 
 
 class Parallel:
@@ -112,6 +133,8 @@ class Parallel:
             args = tuple([self._on_mesh(arg) for arg in args])
         if is_dynamo_compiling():
             return state.run(*args, **kwargs)
+        if state.memory is not None:
+            state.memory.before(args, kwargs)
         state.comparisons.begin()
         try:
             out = state.run(*args, **kwargs)
@@ -184,6 +207,12 @@ def _check(module: nn.Module, batch_stats: str) -> None:
             raise ConfigError(f"{name}, a part of the module, is parallelized already")
 
 
+def _can_watch_memory(mesh: Mesh) -> bool:
+    """Whether free memory is known, and channels are whole, as depth-first chains want them."""
+    is_known = spare_memory.free_bytes(mesh.device) is not None
+    return is_known and mesh.grid.size("channel") == 1
+
+
 def _warn_of_backward_hooks(module: nn.Module, mesh: Mesh) -> None:
     hooked = [name for name, part in module.named_modules() if part._backward_hooks]
     if hooked and mesh.rank == 0:
@@ -199,10 +228,12 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None
 
     DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
     """
+    candidates = installed_candidates(module)
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
     comparisons = Comparisons(mesh)
     run = Replica(module, forward, mesh, comparisons) if replicated else forward
-    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons)
+    memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
+    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, memory)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
 
 

@@ -44,7 +44,10 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
     if math.prod(x.layout.shape) > KEPT_NUMEL:
         return _hashes(seed, *place)
     # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
-    return (hashes(0, *place) * (seed >> 1 | 1) + number) & _WORD
+    factor, kept = seed >> 1 | 1, hashes(0, *place)
+    if is_watched():
+        return (kept * factor + number) & _WORD
+    return torch.rsub(kept, number, alpha=-factor) & _WORD  # type: ignore[call-overload, no-any-return]  # in one call
 
 
 def _hashes(

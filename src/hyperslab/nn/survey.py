@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyperslab.comm.graph import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Box, Route, Step
+from hyperslab.layout import Box, Route
 from hyperslab.nn.slab import Slab
-from hyperslab.nn.tile_slab import TileSlab
+from hyperslab.nn.tile_slab import Tape, TileSlab, unjournaled
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
             stack.enter_context(watch)
         source = _valueless(x)
         given = source.clone()  # not a leaf, which nothing can be written into
-        before, tape = given._version, [Step(x.layout.shape)]
+        before, tape = given._version, Tape(x.layout)
         try:
             out = run(TileSlab(given, Box.whole(x.shape), x.layout, x.mesh, tape))
         except DataDependentOutputException as error:
@@ -109,15 +109,15 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
         _check_result(out)
         reached = _leaves_of(out.local)
         _check_known(reached, [source, *leaves])
-        route = Route(tuple(tape), out.step, out.whole)
+        route = Route(tuple(tape.steps), out.step, out.whole)
         reaches = tuple(leaf in reached for leaf in (source, *leaves))
         return Survey(route, out.dtype, memory_format_of(out.local), reaches)
 
 
 def _unheard() -> tuple[AbstractContextManager[Any], ...]:
-    """Modes in which a graph is made that neither modes nor hooks around it know of."""
+    """Modes in which a graph is made that nothing around it knows of."""
     keep = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
-    return unwatched(), torch.inference_mode(False), torch.enable_grad(), keep
+    return unwatched(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
 
 
 def _valueless(x: Slab) -> Tensor:
@@ -126,8 +126,8 @@ def _valueless(x: Slab) -> Tensor:
     return torch.empty(x.shape, memory_format=memory_format_of(x.local), **kind)
 
 
-class _Guard(TorchDispatchMode):
-    """Refuses what would be done once for every tile, or differently in each."""
+class ReadOnly(TorchDispatchMode):
+    """Refuses to write into tensors with values."""
 
     def __torch_dispatch__(
         self,
@@ -137,11 +137,6 @@ class _Guard(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise UnsupportedOp(
-                f"{func} draws random numbers, which would differ from tile to tile of a "
-                "depth-first chain: name modules without it in depth_first"
-            )
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else kwargs.get(argument.name)
             if argument.is_write and _is_real(value):
@@ -151,6 +146,24 @@ class _Guard(TorchDispatchMode):
                     "without it in depth_first"
                 )
         return func(*args, **kwargs)
+
+
+class _Guard(ReadOnly):
+    """Refuses what would be done once for every tile, or differently in each."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnsupportedOp(
+                f"{func} draws random numbers, which would differ from tile to tile of a "
+                "depth-first chain: name modules without it in depth_first"
+            )
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _is_real(value: Any) -> bool:

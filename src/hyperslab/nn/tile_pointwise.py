@@ -13,6 +13,7 @@ from torch import Tensor
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Span
 from hyperslab.nn.align import broadcast_layout
+from hyperslab.nn.registry import dispatch
 from hyperslab.nn.rules.pointwise import POINTWISE, writes_in_place
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.tile_slab import TileSlab, not_by_tiles, tile_rule
@@ -28,9 +29,9 @@ def _pointwise(function: Callable[..., Any], in_place: bool, *args: Any, **kwarg
         raise not_by_tiles(function, "it would write a tile into a plain tensor")
     if len(tiles) == 1 and not plain:
         tile = tiles[0]
-        given = [_piece(each) for each in operands]
-        local = _call(function, given, len(args), kwargs)
-        return tile if local is tile.local else _result(function, local, tile)
+        given = [_piece(each) for each in args]
+        local = dispatch(function, tuple(given), {k: _piece(v) for k, v in kwargs.items()})
+        return tile if local is tile.piece else _result(function, local, tile)
     lead = args[0] if in_place else max(tiles, key=Slab.numel)
     whole = _whole(function, lead, tiles, plain)
     box = _common_box(lead, tiles)
@@ -54,6 +55,10 @@ def _call(
 
 
 def _piece(operand: Any) -> Any:
+    return operand.piece if isinstance(operand, TileSlab) else operand
+
+
+def _local(operand: Any) -> Any:
     return operand.local if isinstance(operand, TileSlab) else operand
 
 
@@ -63,8 +68,8 @@ def _result(function: Callable[..., Any], local: Any, tile: TileSlab) -> Any:
     return tile.with_local(_tensor(function, local))
 
 
-def _tensor(function: Callable[..., Any], local: Any) -> Tensor:
-    if not isinstance(local, Tensor):
+def _tensor(function: Callable[..., Any], local: Any) -> Tensor | Slab:
+    if not isinstance(local, Tensor | Slab):
         raise not_by_tiles(function, "it gives no single tensor")
     return local
 
@@ -94,7 +99,7 @@ def _common_box(lead: TileSlab, tiles: Sequence[TileSlab]) -> Box:
 def _localized(operand: Any, whole: Layout, box: Box) -> Any:
     """The part of ``operand`` that broadcasts against ``box`` of a tensor under ``whole``."""
     if isinstance(operand, TileSlab):
-        return operand.part(_broadcast_box(operand.whole.shape, whole, box))
+        return operand.part(_broadcast_box(operand.whole.shape, whole, box)).local
     if isinstance(operand, Tensor):
         part = _broadcast_box(operand.shape, whole, box)
         return operand[part.slices_in(Box.whole(operand.shape))] if operand.ndim else operand
@@ -115,8 +120,8 @@ def _converted(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) 
     """Other tensors among the arguments give a dtype and a device, whatever their shape."""
     if not isinstance(x, TileSlab):
         raise not_by_tiles(function, "it converts a plain tensor")
-    given = [_piece(each) for each in args]
-    local = function(x.local, *given, **{key: _piece(each) for key, each in kwargs.items()})
+    given = [_local(each) for each in args]
+    local = function(x.local, *given, **{key: _local(each) for key, each in kwargs.items()})
     return x if local is x.local else x.with_local(local)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Never
 
 import torch
 from torch import Tensor
 
+from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
-from hyperslab.layout import AnyWindow, Box, Layout, Step
+from hyperslab.layout import AXES, AnyWindow, Box, Grid, Layout, Step
 from hyperslab.nn.registry import name_of
 from hyperslab.nn.slab import Slab
 
@@ -20,31 +24,69 @@ TILE_RULES: dict[Callable[..., Any], Rule] = {}
 """What computes a torch function of tiles; the others cannot run on them."""
 
 
+class NotHeldError(Exception):
+    """A chain reads what it did not read in the survey."""
+
+
+class Tape:
+    """Which tensor of a chain was made of which, and what is wanted of each.
+
+    They are numbered in the order in which they are made, the chain's input first.
+    """
+
+    def __init__(self, source: Layout, wanted: Sequence[Box | None] | None = None) -> None:
+        self.steps = [Step(source.shape)]
+        self._wanted = wanted
+
+    def note(self, step: Step) -> int:
+        """The number of a tensor."""
+        if not step.windows and len(step.parents) == 1:  # no other indices: as good as the parent
+            parent = step.parents[0]
+            if self.steps[parent].shape == step.shape:
+                return parent
+        self.steps.append(step)
+        return len(self.steps) - 1
+
+    def wanted_next(self, shape: Sequence[int]) -> Box:
+        """What is wanted of the next tensor, which has ``shape``: all of it, if nothing is said."""
+        number = len(self.steps)
+        known = self._wanted is not None and number < len(self._wanted)
+        box = self._wanted[number] if known else None  # type: ignore[index]
+        return box or Box.whole(shape)
+
+
 class TileSlab(Slab):
     """A box of a layer's tensor. To torch functions it is the whole tensor, as every Slab is.
 
-    A function computes what it can of its result from the boxes it is given. On a tape it notes
-    which tensor it makes of which. The box may lie anywhere, so there is no ``layout`` to ask for
-    what other ranks hold; ``whole`` is that which the tensor would have layer by layer.
+    A function computes what is wanted of its result, as its tape tells, or more. On the tape it
+    notes which tensor it makes of which. The box may lie anywhere, so there is no ``layout`` to
+    ask for what other ranks hold; ``whole`` is that which the tensor would have layer by layer.
     """
 
-    local: Tensor
+    piece: Slab
+    """The box as a tensor of its own, by whose rules the kernels of a single rank serve here too.
+    """
     held: Box
     whole: Layout
-    tape: list[Step] | None
+    tape: Tape
     step: int
     """The tensor's number on the tape."""
 
     def __init__(
         self,
-        local: Tensor,
+        local: Tensor | Slab,
         held: Box,
         whole: Layout,
         mesh: Mesh,
-        tape: list[Step] | None = None,
+        tape: Tape,
         step: int = 0,
     ) -> None:
-        self.__dict__.update(local=local, held=held, whole=whole, mesh=mesh, tape=tape, step=step)
+        piece = local if isinstance(local, Slab) else alone(local)
+        self.__dict__.update(piece=piece, held=held, whole=whole, mesh=mesh, tape=tape, step=step)
+
+    @property
+    def local(self) -> Tensor:
+        return self.piece.local
 
     @staticmethod
     def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,7 +118,7 @@ class TileSlab(Slab):
     def __len__(self) -> int:
         return self.whole.shape[0]
 
-    def with_local(self, local: Tensor, layout: Layout | None = None) -> TileSlab:
+    def with_local(self, local: Tensor | Slab, layout: Layout | None = None) -> TileSlab:
         """The same box of a tensor made of this one, element by element."""
         if layout is not None:
             return self.layout
@@ -84,39 +126,51 @@ class TileSlab(Slab):
 
     def made_into(
         self,
-        local: Tensor,
+        local: Tensor | Slab,
         held: Box,
         whole: Layout,
         parents: Sequence[TileSlab] = (),
         windows: Sequence[AnyWindow | None] = (),
     ) -> TileSlab:
         """A tile of the tensor that is made of ``parents``, by default of this tile's."""
-        step = self._note(Step(whole.shape, _numbers(parents or [self]), tuple(windows)))
+        step = self.tape.note(Step(whole.shape, _numbers(parents or [self]), tuple(windows)))
         return TileSlab(local, held, whole, self.mesh, self.tape, step)
 
     def become(self, local: Tensor, held: Box, parents: Sequence[TileSlab]) -> TileSlab:
         """This tile, in place: whoever holds it sees what was made of it and the ``parents``."""
-        step = self._note(Step(self.whole.shape, _numbers(parents)))
-        self.__dict__.update(local=local, held=held, step=step)
+        step = self.tape.note(Step(self.whole.shape, _numbers(parents)))
+        self.__dict__.update(piece=alone(local), held=held, step=step)
         return self
 
-    def _note(self, step: Step) -> int:
-        if self.tape is None:
-            return 0
-        if not step.windows and len(step.parents) == 1:  # no other indices: as good as the parent
-            parent = step.parents[0]
-            if self.tape[parent].shape == step.shape:
-                return parent
-        self.tape.append(step)
-        return len(self.tape) - 1
-
-    def part(self, box: Box) -> Tensor:
-        """The elements in ``box``, which this tile holds."""
-        return self.local if box == self.held else self.local[box.slices_in(self.held)]
+    def part(self, box: Box) -> Slab:
+        """The elements in ``box``, as a tensor of their own."""
+        if not self.held.contains(box):
+            raise NotHeldError
+        return self.piece if box == self.held else alone(self.local[box.slices_in(self.held)])
 
     def __repr__(self) -> str:
         held = "x".join(map(str, self.held.shape))
         return f"TileSlab({held} of {self.whole.describe()}, {self.dtype}, {self.device})"
+
+
+def alone(x: Tensor) -> Slab:
+    """``x`` on a rank that knows of no others."""
+    return Slab(x, Layout.unsplit(x.shape), _lone_mesh(x.device))
+
+
+@lru_cache
+def _lone_mesh(device: torch.device) -> Mesh:
+    return Mesh(Grid((1,) * len(AXES)), 0, device, None, timedelta())
+
+
+@contextmanager
+def unjournaled() -> Iterator[None]:
+    """Within it, functions may run that do not run on all ranks alike."""
+    count = journal.count
+    try:
+        yield
+    finally:
+        journal.forget_since(count)
 
 
 def _numbers(tiles: Sequence[TileSlab]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.errors import LayoutError
+from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import (
     AnyWindow,
     Box,
@@ -26,7 +27,8 @@ from hyperslab.layout import (
 from hyperslab.nn.rules.conv import conv_windows
 from hyperslab.nn.rules.pool import _make_windows
 from hyperslab.nn.rules.spatial import check_steps, per_dim
-from hyperslab.nn.tile_slab import TileSlab, not_by_tiles, tile_rule
+from hyperslab.nn.slab import Slab
+from hyperslab.nn.tile_slab import TileSlab, alone, not_by_tiles, tile_rule
 
 Numbers = int | Sequence[int]
 Pads = list[int]
@@ -45,17 +47,19 @@ def _through(
     x: TileSlab,
     windows: Sequence[AnyWindow],
     calls: Sequence[PieceCall],
-    run: Callable[[Tensor], Tensor],
+    run: Callable[[Any], Any],
 ) -> TileSlab:
     """The tile that ``run`` makes of what the ``calls`` read, less the outputs that they drop."""
     samples, channels = x.held.spans[:2]
     reads = Box((samples, channels, *(call.reads for call in calls)))
     whole = _output_layout(function, x.whole, windows)
-    out = run(x.part(reads))
+    out: Slab = run(x.part(reads))
     held = Box((samples, Span(0, out.shape[1]), *(call.outputs for call in calls)))
     drops = [slice(call.drop, call.drop + call.outputs.size) for call in calls]
     if out.shape != held.shape:
-        out = out[(slice(None), slice(None), *drops)]
+        # Without gaps, which the fused kernels and writing in place would stumble over.
+        kept = out.local[(slice(None), slice(None), *drops)]
+        out = alone(kept.contiguous(memory_format=memory_format_of(out.local)))
     whole = whole.with_dim(1, out.shape[1])
     return x.made_into(out, held, whole, windows=(None, None, *windows))
 
@@ -78,8 +82,11 @@ def _output_layout(
 
 
 def _plan_calls(x: TileSlab, windows: Sequence[Window]) -> list[PieceCall]:
-    spans, extents = x.held.spans[2:], x.whole.shape[2:]
-    return list(map(plan_piece_call, windows, spans, extents))
+    """The calls for what is wanted of the next tensor."""
+    extents = x.whole.shape[2:]
+    makes = [w.output_extent(n) for w, n in zip(windows, extents, strict=True)]
+    wanted = x.tape.wanted_next((*x.whole.shape[:2], *makes)).spans[2:]
+    return list(map(plan_piece_call, windows, wanted, extents))
 
 
 def _make_conv(num_dims: int) -> None:
@@ -101,8 +108,8 @@ def _make_conv(num_dims: int) -> None:
         windows = conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
         calls, around = _even_calls(_plan_calls(x, windows), windows)
 
-        def run(piece: Tensor) -> Tensor:
-            return function(piece, weight, bias, steps, around, dilations, groups)  # type: ignore[no-any-return]
+        def run(piece: Any) -> Any:
+            return function(piece, weight, bias, steps, around, dilations, groups)
 
         return _through(function, x, windows, calls, run)
 
@@ -143,8 +150,8 @@ def _make_conv_transpose(num_dims: int) -> None:
         calls = list(map(plan_transposed_call, windows, x.held.spans[2:], extents))
         after = [n if call.at_end else 0 for n, call in zip(more, calls, strict=True)]
 
-        def run(piece: Tensor) -> Tensor:
-            return function(piece, weight, bias, steps, 0, after, groups, dilations)  # type: ignore[no-any-return]
+        def run(piece: Any) -> Any:
+            return function(piece, weight, bias, steps, 0, after, groups, dilations)
 
         return _through(function, x, windows, calls, run)
 
@@ -154,7 +161,7 @@ def _run_pool(
     x: TileSlab,
     numbers: tuple[Numbers, Numbers | None, Numbers, Numbers],
     ceil: bool,
-    run: Callable[[Tensor, Pads], Tensor],
+    run: Callable[[Any, Pads], Any],
 ) -> TileSlab:
     """A pool of a kernel, stride, padding and dilation, the ``numbers``."""
     kernel, stride, padding, dilation = numbers
@@ -184,8 +191,8 @@ def _make_max_pool(num_dims: int) -> None:
         if return_indices:
             raise not_by_tiles(function, "it gives indices")
 
-        def run(piece: Tensor, pads: Pads) -> Tensor:
-            return function(piece, kernel_size, stride, pads, dilation, ceil_mode)  # type: ignore[no-any-return]
+        def run(piece: Any, pads: Pads) -> Any:
+            return function(piece, kernel_size, stride, pads, dilation, ceil_mode)
 
         return _run_pool(function, x, (kernel_size, stride, padding, dilation), ceil_mode, run)
 
@@ -206,9 +213,9 @@ def _make_avg_pool(num_dims: int) -> None:
         x = _checked(function, input, num_dims)
         override = {} if divisor_override is None else {"divisor_override": divisor_override}
 
-        def run(piece: Tensor, pads: Pads) -> Tensor:
+        def run(piece: Any, pads: Pads) -> Any:
             args = kernel_size, stride, pads, ceil_mode, count_include_pad
-            return function(piece, *args, **override)  # type: ignore[no-any-return]
+            return function(piece, *args, **override)
 
         return _run_pool(function, x, (kernel_size, stride, padding, 1), ceil_mode, run)
 
@@ -226,8 +233,8 @@ def _make_lp_pool(num_dims: int) -> None:
     ) -> TileSlab:
         x = _checked(function, input, num_dims)
 
-        def run(piece: Tensor, _: Pads) -> Tensor:
-            return function(piece, norm_type, kernel_size, stride, ceil_mode)  # type: ignore[no-any-return]
+        def run(piece: Any, _: Pads) -> Any:
+            return function(piece, norm_type, kernel_size, stride, ceil_mode)
 
         return _run_pool(function, x, (kernel_size, stride, 0, 1), ceil_mode, run)
 

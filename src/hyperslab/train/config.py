@@ -233,9 +233,10 @@ class TrainConfig:
     """Patterns of module names whose activations are computed again in the backward pass rather
     than kept, such as ``features.*``."""
 
-    depth_first: Sequence[str] = ()
+    depth_first: str | Sequence[str] = "auto"
     """Names of modules that are computed tile by tile, such as ``features.0`` or, for children of
-    an ``nn.Sequential`` together, ``features.0-2``: nothing inside them is kept."""
+    an ``nn.Sequential`` together, ``features.0-2``: nothing inside them is kept. ``auto`` picks
+    them on GPUs where memory is short."""
 
     shard_weights: bool = False
     """Spreads weights and optimizer state over all ranks (FSDP2)."""

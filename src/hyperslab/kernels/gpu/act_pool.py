@@ -4,6 +4,10 @@ To them a tensor is a stack of rows: samples (times channels, where these come f
 planes of ``height`` rows of ``width`` cells, and a cell is ``channels`` numbers side by side (one
 where channels come first). Offsets of rows are 64-bit, those inside a row 32-bit. A block is
 ``cols`` cells of a row by ``lanes`` of their channels.
+
+Kernels that divide a cell's number are not specialized on ``num_cols``. Where that is known to be
+1, LLVM computes such numbers in 16 bits, two at a time, and ptxas (12.8, 12.9) loses the constant
+of such an addition when it repeats it: gradients of other windows are read, and no error tells.
 """
 
 from __future__ import annotations
@@ -71,3 +75,23 @@ def byte_places(cols: tl.constexpr, lanes: tl.constexpr):
     """Cell and channel, in its block, of the first bit of each of the block's bytes."""
     bit = tl.arange(0, cols * lanes // 8) * 8
     return bit // lanes, bit % lanes
+
+
+@triton.jit
+def store_gradients(
+    out, grads, sample, td, th, col, lane, depth, height, width,
+    channels: tl.constexpr, stride: tl.constexpr, padding: tl.constexpr,
+    cols: tl.constexpr, lanes: tl.constexpr,
+) -> None:  # fmt: skip
+    """Writes a block for each of ``stride`` rows of each of ``stride`` planes of y."""
+    sd: tl.constexpr = stride[0]
+    sh: tl.constexpr = stride[1]
+    w = col * cols + tl.arange(0, cols)[:, None]
+    c = lane * lanes + tl.arange(0, lanes)[None, :]
+    for rd in tl.static_range(sd):
+        for rh in tl.static_range(sh):
+            plane, row = td * sd - padding[0] + rd, th * sh - padding[1] + rh
+            start = out + ((sample * depth + plane) * height + row) * width * channels
+            inside = (plane >= 0) & (plane < depth) & (row >= 0) & (row < height)
+            inside = inside & (w < width) & (c < channels)
+            tl.store(start + (w * channels + c), grads[rd * sh + rh], mask=inside)

@@ -16,6 +16,7 @@ from hyperslab.kernels.gpu.act_pool import (
     packed,
     program_place,
     replaced,
+    store_gradients,
     unpacked,
 )
 
@@ -193,7 +194,7 @@ def _own_cell(
     )
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height"])
+@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height", "num_cols"])
 def average_backward(
     grad, signs, out,
     depth, height, width,
@@ -227,15 +228,10 @@ def average_backward(
                 )
                 total = tl.where(positive, total, total * slope if slope != 0 else 0.0)
             grads += (total,)
-    for rd in tl.static_range(sd):
-        for rh in tl.static_range(sh):
-            plane, row = td * sd - padding[0] + rd, th * sh - padding[1] + rh
-            start = out + ((sample * depth + plane) * height + row) * width * channels
-            w = col * cols + tl.arange(0, cols)[:, None]
-            c = lane * lanes + tl.arange(0, lanes)[None, :]
-            inside = (plane >= 0) & (plane < depth) & (row >= 0) & (row < height)
-            inside = inside & (w < width) & (c < channels)
-            tl.store(start + (w * channels + c), grads[rd * sh + rh], mask=inside)
+    store_gradients(
+        out, grads, sample, td, th, col, lane, depth, height, width,
+        channels, stride, padding, cols, lanes,
+    )  # fmt: skip
 
 
 @triton.jit

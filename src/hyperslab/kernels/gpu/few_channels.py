@@ -5,9 +5,10 @@ as overlapping windows: GROUP neighbouring outputs along the width read ROW = (k
 CHANNELS numbers that lie side by side, a whole operand of the tensor cores. The weights are laid
 out for that (``few_channels``), with zeros where an output does not read a number of its window. A
 program goes down the height: a row of inputs is loaded once and serves the kernel's whole height.
-Inputs come with their padding, so that loads need no masks.
+Inputs come packed with their padding, so that loads need no masks, or, where MASKED, as
+they are.
 
-Inputs are ``packed[sample, depth, height, width * channel]``, outputs lie channels last.
+Inputs are ``x[sample, depth, height, width * channel]``, outputs lie channels last.
 """
 
 from __future__ import annotations
@@ -42,12 +43,22 @@ def pack_kernel(
 
 
 @triton.jit
+def columns_inside(
+    q, k, width, pad_w, ROW: tl.constexpr, GROUP: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """Whether number ``k`` of the window of group ``q`` is no padding along the width."""
+    column = q[:, None] * GROUP + (k % ROW // CHANNELS)[None, :] - pad_w
+    return (column >= 0) & (column < width)
+
+
+@triton.jit
 def conv_kernel(
-    packed, weights, bias, out, x_n, x_d, x_h,
+    x, weights, bias, out, x_n, x_d, x_h,
+    x_depth, x_height, x_width, pad_d, pad_h, pad_w,
     depth, height, width, filters, rows,
     CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
     ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Convolution, bias and activation of ``rows`` rows of BLOCK_Q groups of outputs."""
     N: tl.constexpr = GROUP * BLOCK_F
@@ -70,8 +81,10 @@ def conv_kernel(
     if HAS_BIAS:
         shift = tl.load(bias + f, mask=f < filters, other=0).to(tl.float32)[None, :]
 
-    window = packed + plane // depth * x_n + plane % depth * x_d + h0.to(tl.int64) * x_h
+    window = x + plane // depth * x_n + (plane % depth - pad_d) * x_d
+    window = window + (h0 - pad_h).to(tl.int64) * x_h - pad_w * CHANNELS
     window = window + q[:, None] * (GROUP * CHANNELS) + (k // ROW * x_d + k % ROW)[None, :]
+    columns = columns_inside(q, k, x_width, pad_w, ROW, GROUP, CHANNELS)
     target = out + (plane * height + h0 - (KERNEL_H - 1)) * width * filters
     target = target + (w * filters + f[None, :])
     wanted = (w < width) & (f < filters)[None, :]
@@ -82,11 +95,15 @@ def conv_kernel(
         inputs = ()
         for b in tl.static_range(BLOCKS):
             part = window + b * PLANES * x_d
-            if KERNEL_D % PLANES == 0:
-                inputs = inputs + (tl.load(part),)
-            else:
-                there = (b * PLANES + k // ROW < KERNEL_D)[None, :]
+            there = (b * PLANES + k // ROW < KERNEL_D)[None, :]
+            if MASKED:
+                d = (plane % depth).to(tl.int32) + b * PLANES + k // ROW - pad_d
+                there = there & ((d >= 0) & (d < x_depth))[None, :] & columns
+                there = there & (r >= pad_h) & (r < x_height + pad_h)
+            if MASKED or KERNEL_D % PLANES != 0:
                 inputs = inputs + (tl.load(part, mask=there, other=0),)
+            else:
+                inputs = inputs + (tl.load(part),)
         unfinished = unfinished + (tl.zeros((BLOCK_Q, N), tl.float32),)
         sums = ()
         for j in tl.static_range(KERNEL_H):  # row r is number KERNEL_H - 1 - j of output row j
@@ -108,11 +125,13 @@ def conv_kernel(
 
 @triton.jit
 def weight_grad_kernel(
-    packed, grads, out, sums, bias_sums, x_n, x_d, x_h,
+    x, grads, out, sums, bias_sums, x_n, x_d, x_h,
+    x_depth, x_height, x_width, pad_d, pad_h, pad_w,
     planes, depth, height, width, filters, rows,
     CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
     ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    CARRIED: tl.constexpr,
 ):  # fmt: skip
     """Each program's sums of the gradients of weights and bias over its share of the outputs.
 
@@ -140,28 +159,47 @@ def weight_grad_kernel(
         plane = (share // across // down).to(tl.int64)
         w = q[:, None] * GROUP + (n // BLOCK_F)[None, :]
         wanted = (w < width) & (f < filters)
-        first = plane % depth + block * PLANES
-        window = packed + plane // depth * x_n + first * x_d + h0.to(tl.int64) * x_h
+        first = plane % depth + block * PLANES - pad_d
+        window = x + plane // depth * x_n + first * x_d
+        window = window + (h0 - pad_h).to(tl.int64) * x_h - pad_w * CHANNELS
         window = window + q[:, None] * (GROUP * CHANNELS) + (k // ROW * x_d + k % ROW)[None, :]
+        inside = there
+        if MASKED:
+            d = first.to(tl.int32) + k // ROW
+            inside = inside & ((d >= 0) & (d < x_depth))[None, :]
+            inside = inside & columns_inside(q, k, x_width, pad_w, ROW, GROUP, CHANNELS)
         place = (plane * height + h0) * width * filters + (w * filters + f)
         above = ()  # the gradients of the rows above
         for _ in tl.static_range(KERNEL_H - 1):
-            above = above + (tl.zeros((BLOCK_Q, N), packed.dtype.element_ty),)
+            above = above + (tl.zeros((BLOCK_Q, N), x.dtype.element_ty),)
         for r in range(h0, h1 + KERNEL_H - 1):
-            mine = wanted & (r < h1)
-            grad = tl.load(grads + place, mask=mine, other=0).to(tl.float32)
-            if SLOPE != 1:
-                value = tl.load(out + place, mask=mine, other=0)
-                grad = tl.where(value > 0, grad, grad * SLOPE if SLOPE != 0 else 0.0)
-            if HAS_BIAS:
-                bias_total += grad
-            above = above + (grad.to(packed.dtype.element_ty),)
-            inputs = tl.trans(tl.load(window, mask=there, other=0))
+            if CARRIED or HAS_BIAS:
+                mine = wanted & (r < h1)
+                grad = tl.load(grads + place, mask=mine, other=0).to(tl.float32)
+                if SLOPE != 1:
+                    value = tl.load(out + place, mask=mine, other=0)
+                    grad = tl.where(value > 0, grad, grad * SLOPE if SLOPE != 0 else 0.0)
+                if HAS_BIAS:
+                    bias_total += grad
+            if CARRIED:
+                above = above + (grad.to(x.dtype.element_ty),)
+            if MASKED:
+                read = inside & (r >= pad_h) & (r < x_height + pad_h)
+            else:
+                read = there
+            inputs = tl.trans(tl.load(window, mask=read, other=0))
             new = ()
-            for j in tl.static_range(KERNEL_H):
-                new = new + (tl.dot(inputs, above[j], totals[j], input_precision=PRECISION),)
+            for j in tl.static_range(KERNEL_H):  # row r is number KERNEL_H - 1 - j of output row j
+                if CARRIED:
+                    row = above[j]
+                else:
+                    mine = wanted & (r >= h0 + KERNEL_H - 1 - j) & (r < h1 + KERNEL_H - 1 - j)
+                    at = place - (KERNEL_H - 1 - j) * width * filters
+                    row = tl.load(grads + at, mask=mine, other=0)
+                new = new + (tl.dot(inputs, row, totals[j], input_precision=PRECISION),)
             totals = new
-            above = above[1:]
+            if CARRIED:
+                above = above[1:]
             window += x_h
             place += width * filters
     number = (tile * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)

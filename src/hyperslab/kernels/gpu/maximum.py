@@ -10,7 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperslab.kernels.gpu.act_pool import activated, program_place, replaced
+from hyperslab.kernels.gpu.act_pool import (
+    activated,
+    program_place,
+    replaced,
+    store_gradients,
+)
 
 
 @triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height"])
@@ -110,7 +115,7 @@ def _compared(best, place, slot: tl.constexpr, value, at):
     return new_best, replaced(place, slot, tl.where(taken, at, place[slot]))
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height"])
+@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height", "num_cols"])
 def maximum_backward(
     grad, codes, out,
     depth, height, width,
@@ -134,15 +139,10 @@ def maximum_backward(
                     rd, rh, channels, slope, kernel, stride, padding, cols, lanes,
                 ),
             )  # fmt: skip
-    for rd in tl.static_range(sd):
-        for rh in tl.static_range(sh):
-            plane, row = td * sd - padding[0] + rd, th * sh - padding[1] + rh
-            start = out + ((sample * depth + plane) * height + row) * width * channels
-            w = col * cols + tl.arange(0, cols)[:, None]
-            c = lane * lanes + tl.arange(0, lanes)[None, :]
-            inside = (plane >= 0) & (plane < depth) & (row >= 0) & (row < height)
-            inside = inside & (w < width) & (c < channels)
-            tl.store(start + (w * channels + c), grads[rd * sh + rh], mask=inside)
+    store_gradients(
+        out, grads, sample, td, th, col, lane, depth, height, width,
+        channels, stride, padding, cols, lanes,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.kernels import act_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import Windowed, plan_windows
-from hyperslab.nn.deferred import POOLS, Deferred, unactivated
+from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.rules.pool import as_many, pads_at_start, pool_windows, unpadded
 from hyperslab.nn.rules.spatial import check_extents
@@ -92,13 +92,16 @@ def _run(
 ) -> Slab | None:
     """The pooled Slab, or None where there is no kernel for it, on any rank alike."""
     check_extents(function, x, planned.output)
-    piece, slope = unactivated(x)
-    if not act_pool.is_supported(piece, slope, pool) or not planned.box:
-        return None
-    window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)
-    if not act_pool.is_supported(window, slope, pool):
-        window = window.contiguous()
-    out = act_pool.activate_and_pool(window, slope, pool)
+    is_whole = planned.exchange.idle and planned.exchange.stays and bool(planned.box)
+    out = pooled(x, pool) if is_whole else None
+    if out is None:
+        piece, slope = unactivated(x)
+        if not act_pool.is_supported(piece, slope, pool) or not planned.box:
+            return None
+        window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)
+        if not act_pool.is_supported(window, slope, pool):
+            window = window.contiguous()
+        out = act_pool.activate_and_pool(window, slope, pool)
     return Slab(as_many(out, planned.box.shape), planned.output, x.mesh)
 
 

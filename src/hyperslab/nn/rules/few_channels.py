@@ -79,6 +79,8 @@ def _defer(
         return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
 
     def run_pool(slope: float, pool: Pool) -> Tensor | None:
+        if not conv_pool.pays(piece, kernel, plan.padding):
+            return None
         if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
             return None
         return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)

@@ -1,0 +1,298 @@
+"""A convolution with few input channels, its activation and the pool after it, in one.
+
+Nothing of the size of the convolution's output is written, forward or backward, but its signs (a
+bit for each number, before average pools).
+"""
+
+from __future__ import annotations
+
+import math
+from operator import ge
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from hyperslab.kernels import few_channels
+from hyperslab.kernels.act_pool_plan import Pool, Triple
+from hyperslab.kernels.few_channels import Packed, Shape, gather_grads, lay_out
+from hyperslab.kernels.memory import empty_channels_last
+
+MIN_NUMEL = 1 << 30
+"""Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""
+MAX_SHARED_BYTES = 200 << 10
+"""Of a program's shared memory: on GPUs that have less, Triton refuses larger kernels."""
+MAX_PLANE = 2**31
+WORD = 16
+"""Filters whose signs, for two outputs, are one 32-bit number."""
+
+
+class Tuning(NamedTuple):
+    """How the work is cut."""
+
+    groups: int = 64
+    """Of the convolution's outputs, along the width, in a block."""
+    rows: int = 16
+    """Of the pool, that a program goes down."""
+    planes: int = 16
+    """Of the pool, that a program of the forward pass goes through."""
+    at_once: int = 1
+    """Planes of the convolution, in the forward pass."""
+    warps: int = 4
+    stages: int = 2
+    registers: int | None = None
+    """That a thread may have; None leaves it to the compiler."""
+    programs_per_sm: int = 4
+    """Of the backward pass."""
+
+    def options(self, shape: Shape) -> dict[str, int]:
+        """Of the compiler. A block twice as wide gets twice as many warps."""
+        wide = shape.group * shape.block_f > 32 or shape.kernel[1] > 3
+        found = {"num_warps": self.warps * (2 if wide else 1), "num_stages": self.stages}
+        return found | ({"maxnreg": self.registers} if self.registers else {})
+
+
+# Each was the fastest of those tried on the first layer of CosmoFlow.
+FORWARD = {"avg": Tuning(rows=32, registers=128), "max": Tuning(at_once=2)}
+BACKWARD = Tuning(rows=32, stages=1, registers=168, programs_per_sm=3)
+PROGRAMS = 1024
+"""That keep a device busy: with fewer, each goes through fewer planes."""
+
+
+def is_supported(
+    x: Tensor, weight: Tensor, padding: tuple[int, ...], slope: float, pool: Pool
+) -> bool:
+    """Whether there is a kernel, where ``few_channels`` has one for the convolution alone.
+
+    There is none for ``x`` that wants a gradient.
+    """
+    return (
+        not x.requires_grad
+        and weight.dtype in few_channels.DTYPES
+        and slope >= 0
+        and len(pool.kernel) == weight.ndim - 2
+        and all(map(_fits, pool.kernel, pool.stride, pool.padding))
+        and pool.stride[-1] == 2
+        and _has_outputs(x, weight, padding, pool)
+        and _has_room(weight, FORWARD[pool.kind])
+    )
+
+
+def pays(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
+    """Whether the convolution's output is so large that it is better never written."""
+    sizes = _conv_sizes(x, weight, padding)
+    return x.shape[0] * weight.shape[0] * math.prod(sizes) >= MIN_NUMEL
+
+
+def _conv_sizes(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> list[int]:
+    dims = zip(x.shape[2:], weight.shape[2:], padding, strict=True)
+    return [n + 2 * p - k + 1 for n, k, p in dims]
+
+
+def _has_outputs(x: Tensor, weight: Tensor, padding: tuple[int, ...], pool: Pool) -> bool:
+    """Whether there are any, and planes are small enough for 32-bit offsets."""
+    sizes = _conv_sizes(x, weight, padding)
+    height, width = (n + k for n, k in zip(sizes[-2:], weight.shape[-2:], strict=True))
+    channels = 2 * max(x.shape[1], weight.shape[0], WORD)
+    is_small = (width + 8) * height * channels < MAX_PLANE
+    padded = [n + 2 * p for n, p in zip(sizes, pool.padding, strict=True)]
+    return min(x.shape[0], *sizes) > 0 and is_small and all(map(ge, padded, pool.kernel))
+
+
+def _fits(kernel: int, stride: int, padding: int) -> bool:
+    """Whether each window holds its stride, and at most the last of the stride before."""
+    return stride in (1, 2) and kernel in (stride, stride + 1) and padding == kernel - stride
+
+
+def _has_room(weight: Tensor, tuning: Tuning) -> bool:
+    shape = _shape(weight, at_once=16)
+    _, height, blocks, rows, columns = shape.layout
+    inputs = tuning.stages * 2 * tuning.groups * (blocks + tuning.at_once) * rows
+    numbers = height * blocks * rows * columns + inputs
+    return numbers * weight.itemsize <= MAX_SHARED_BYTES
+
+
+def _shape(weight: Tensor, *, at_once: int) -> Shape:
+    """The shape whose blocks hold one plane of the kernel, or as many as ``at_once`` numbers do."""
+    filters, channels, *flat, height, width = weight.shape
+    whole = (flat[0] if flat else 1, height, width)
+    one = Shape(filters, channels, whole, 0)
+    fitting = 1 << (whole[0] * one.row - 1).bit_length()
+    return Shape(filters, channels, whole, max(16, one.row, min(at_once, fitting)))
+
+
+def conv_and_pool(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: tuple[int, ...],
+    slope: float,
+    pool: Pool,
+) -> Tensor:
+    """The pool of the convolution of ``x`` after its activation, channels last.
+
+    ``x`` may have another dtype than ``weight`` and gets no gradient. Convolution and pool are in
+    float32 and rounded once. Differentiable once; deterministic.
+    """
+    keeps = torch.is_grad_enabled() and (
+        weight.requires_grad or (bias is not None and bias.requires_grad)
+    )
+    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, keeps)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ConvPool(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        padding: tuple[int, ...],
+        slope: float,
+        pool: Pool,
+        keeps: bool,
+    ) -> Tensor:
+        packed = Packed.of(x, weight, padding)
+        sizes = _Sizes.of(packed, weight, slope, pool)
+        out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
+        if keeps:
+            ctx.save_for_backward(weight, packed.data, kept)
+            ctx.sizes, ctx.extents, ctx.ndim = sizes, packed.extents, packed.ndim
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, data, kept = ctx.saved_tensors
+        packed = Packed(data, ctx.extents, ctx.ndim)
+        want_bias = ctx.needs_input_grad[2]
+        grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
+        return None, *grads, None, None, None, None
+
+
+class _Sizes(NamedTuple):
+    """A pool over a convolution's outputs, as the kernels see it: in three dims."""
+
+    samples: int
+    extents: Triple
+    outputs: Triple
+    tiles: int
+    """Blocks of filters."""
+    words: int
+    """That the signs of a pair of outputs take."""
+    constants: dict[str, Any]
+
+    @classmethod
+    def of(cls, packed: Packed, weight: Tensor, slope: float, pool: Pool) -> _Sizes:
+        flat = (1,) * (3 - len(pool.kernel))
+        kernel, stride = flat + pool.kernel, flat + pool.stride
+        extents = packed.extents
+        d, h, w = (
+            1 + (n + 2 * (k - s) - k) // s for n, k, s in zip(extents, kernel, stride, strict=True)
+        )
+        shape = _shape(weight, at_once=16)
+        tiles = shape.layout[0]
+        constants = {
+            "MAXIMUM": pool.kind == "max", "KERNEL": kernel, "STRIDE": stride,
+            "COUNTS": pool.count_include_pad, "SLOPE": slope, "PRECISION": "tf32",
+        }  # fmt: skip
+        words = tiles * (shape.block_f // WORD)
+        return cls(packed.data.shape[0], extents, (d, h, w), tiles, words, constants)
+
+    def empty_kept(self, filters: int, device: torch.device) -> Tensor | None:
+        """Room for the places of maxima, or for the signs of all outputs of the convolution."""
+        depth, height, _ = self.extents
+        if self.constants["MAXIMUM"]:
+            numel = self.samples * self.outputs[0] * self.outputs[1] * self.outputs[2] * filters
+            return torch.empty(numel, dtype=torch.uint8, device=device)
+        if self.constants["SLOPE"] == 1:
+            return None
+        numel = self.samples * depth * height * self.outputs[2] * self.words
+        return torch.empty(numel, dtype=torch.int32, device=device)
+
+
+def _forward(
+    packed: Packed, weight: Tensor, bias: Tensor | None, sizes: _Sizes, *, keeps: bool
+) -> tuple[Tensor, Tensor | None]:
+    from hyperslab.kernels.gpu.conv_pool import conv_pool_kernel
+
+    tuning = FORWARD["max" if sizes.constants["MAXIMUM"] else "avg"]
+    shape = _shape(weight, at_once=16)
+    out = _outputs(packed, sizes, shape.filters)
+    kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
+    depth, height, width = sizes.outputs
+    kernel, stride = sizes.constants["KERNEL"], sizes.constants["STRIDE"]
+    rows = min(tuning.rows, height)
+    columns = -(-width // (shape.group // 2)) * -(-height // rows)
+    across = -(-columns // (tuning.groups - (kernel[2] - stride[2])))
+    planes = min(tuning.planes, depth)
+    while planes > 1 and across * sizes.tiles * sizes.samples * -(-depth // planes) < PROGRAMS:
+        planes = -(-planes // 2)
+    grid = (across, sizes.samples * -(-depth // planes), sizes.tiles)
+    at_once = min(tuning.at_once, stride[0])
+    block = rows * tuning.groups * shape.group // 2 * shape.block_f
+    sums, places = _carried(math.prod(grid) * block, sizes, at_once, weight.device)
+    conv_pool_kernel[grid](
+        packed.data, lay_out(weight, shape), bias, out, kept, sums, places,
+        *packed.data.stride()[:3], *sizes.extents, *sizes.outputs, shape.filters, rows, planes,
+        **shape.constants, **sizes.constants, BLOCK_Q=tuning.groups, AT_ONCE=at_once,
+        HAS_BIAS=bias is not None, **tuning.options(shape),
+    )  # fmt: skip
+    return out, kept
+
+
+def _outputs(packed: Packed, sizes: _Sizes, filters: int) -> Tensor:
+    """Uninitialised, channels last, of the inputs' number of dims."""
+    extents = sizes.outputs if packed.ndim == 5 else sizes.outputs[1:]
+    return empty_channels_last((sizes.samples, filters, *extents), packed.data)
+
+
+def _carried(
+    numel: int, sizes: _Sizes, at_once: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Room for what programs hold from one plane to the next."""
+    if sizes.constants["KERNEL"][0] <= at_once:
+        return None, None
+    sums = torch.empty(numel, device=device)
+    if not sizes.constants["MAXIMUM"]:
+        return sums, None
+    return sums, torch.empty(numel, dtype=torch.uint8, device=device)
+
+
+def _backward(
+    packed: Packed,
+    grad: Tensor,
+    kept: Tensor | None,
+    weight: Tensor,
+    sizes: _Sizes,
+    *,
+    want_bias: bool,
+) -> tuple[Tensor, Tensor | None]:
+    from hyperslab.kernels.gpu.conv_pool import conv_pool_grad_kernel
+
+    shape = _shape(weight, at_once=64 if weight.shape[-2] < 5 else 32)
+    last = torch.channels_last if grad.ndim == 4 else torch.channels_last_3d
+    grad = grad.to(weight.dtype).contiguous(memory_format=last)
+    tiles, programs = sizes.tiles, _num_programs(weight.device)
+    sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
+    bias_sums = torch.empty((tiles, programs, shape.block_f), device=weight.device)
+    conv_pool_grad_kernel[(programs, tiles * shape.layout[2])](
+        packed.data, grad, kept, sums, bias_sums, *packed.data.stride()[:3],
+        sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, BACKWARD.rows,
+        **shape.constants, **sizes.constants, BLOCK_Q=BACKWARD.groups, HAS_BIAS=want_bias,
+        **BACKWARD.options(shape),
+    )  # fmt: skip
+    bias_grad = None
+    if want_bias:
+        bias_grad = bias_sums.sum(1).flatten()[: shape.filters].to(weight.dtype)
+    return gather_grads(sums.sum(1), shape, weight), bias_grad
+
+
+def _num_programs(device: torch.device) -> int:
+    if device.type != "cuda":  # Triton's interpreter
+        return 3
+    per_sm = BACKWARD.programs_per_sm
+    return per_sm * torch.cuda.get_device_properties(device).multi_processor_count
