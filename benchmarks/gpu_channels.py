@@ -101,9 +101,8 @@ def cudnn(layer: Layer, x: Tensor, weight: Tensor, grad: Tensor) -> dict[str, Ca
 
 
 def is_taken(what: str, weight: Tensor) -> bool:
-    if what == "input":
-        return few_channels.is_faster(few_channels.turned(weight))
-    return few_channels.is_faster(weight)
+    turned = few_channels.turned(weight) if what == "input" else weight
+    return few_channels.is_faster(turned, weight.dtype)
 
 
 def compile_kernels(layer: Layer) -> None:
@@ -163,7 +162,7 @@ def main() -> None:
     else:
         layers, numel = make_layers(options.dims, options.dtype), NUMEL
         with multiprocessing.get_context("spawn").Pool(12) as pool:
-            pool.map(compile_kernels, layers, chunksize=4)
+            pool.map(compile_kernels, layers, chunksize=1)
     reports = [measure(layer, numel) for layer in layers]
     if options.json:
         print(json.dumps(reports, indent=1))

@@ -150,7 +150,10 @@ def measure(
     begun = time.perf_counter()
     for setting in settings if device.type == "cuda" else SETTINGS[:1]:
         is_slow = best and best.ms > SLOW_SECONDS * 1e3
-        if time.perf_counter() - begun > SIDE_SECONDS or (setting.benchmark and is_slow):
+        is_very_slow = best and best.ms > VERY_SLOW_SECONDS * 1e3
+        if is_very_slow or (setting.benchmark and is_slow):
+            break
+        if time.perf_counter() - begun > SIDE_SECONDS:
             break
         found = _first_that_runs(case, setting, device, choices, seconds, best)
         if isinstance(found, Measured):
@@ -239,4 +242,5 @@ def _times(trial: Trial, seconds: float, limit_ms: float) -> tuple[list[float], 
         times = device_times(trial.step, repeats, trial.device, trial.refill)
     if times[0] > SLOW_SECONDS * 1e3:
         return times, []
-    return times, host_times(trial.step, min(20, len(times)), trial.device, trial.refill)
+    repeats = min(100, max(5, round(500 / times[0])))
+    return times, host_times(trial.step, repeats, trial.device, trial.refill)

@@ -168,6 +168,22 @@ def _check_body(place, name):
         )
 
 
+@pytest.mark.parametrize("name", ["activation and average", "in place", "two activations"])
+def test_ranks_need_not_fuse_alike(run, name):
+    run(Place({"width": 2}, {"width": [0, 3, 10]}), _check_unlike, name)
+
+
+def _check_unlike(place, name):
+    def pays(x):
+        return type(x) is torch.Tensor and x.ndim == 5 and x.shape[-1] > 4
+
+    x = seeded(3, 2, 9, 8, 10)
+    with fusing(), patch.object(fused, "pays", pays):
+        assert_same_as_serial(
+            network(BODIES[name]), [x], WEIGHTS, mesh=place.mesh(), cuts=place.cuts
+        )
+
+
 def fused_calls(body):
     with fusing() as calls:
         out = network(body)(hs.shard(seeded(1, 2, 6, 6, 6), hs.init()), *WEIGHTS)
@@ -208,3 +224,14 @@ def test_a_write_past_the_slab_is_noticed():
 
     with pytest.raises(UnsupportedOp, match="meanwhile a tensor it needs was written into"):
         fused_calls(body)
+
+
+def test_nothing_waits_in_inference_mode_which_keeps_no_account_of_writes():
+    def body(conv, y):
+        return F.max_pool3d(F.relu(conv(y)), 2)
+
+    expected = network(body)(seeded(1, 2, 6, 6, 6), *WEIGHTS)
+    with fusing() as calls, torch.inference_mode():
+        x = hs.shard(seeded(1, 2, 6, 6, 6), hs.init())
+        torch.testing.assert_close(network(body)(x, *WEIGHTS).local, expected)
+    assert calls[0] == ("conv", 1.0)

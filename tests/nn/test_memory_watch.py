@@ -2,8 +2,10 @@
 
 import copy
 import logging
+import random
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -132,12 +134,56 @@ def test_copies_pick_for_themselves():
 def test_weighing_leaves_no_trace():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout())
-    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
     weight = weigh(model.forward, (x,), {}, model, torch.device("cpu"))
     assert weight.peak({}) > 4 * 7 * 7 * 4
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+class Keeping(nn.Module):
+    """Keeps what it made in a pass for the next, in ways that users do."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.mask, self.seen, self.by_shape = None, [], {}
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.ones(x.shape[2:])
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones(()))
+        self.by_shape.setdefault(tuple(x.shape), torch.ones(()))
+        self.seen.append(random.random() + np.random.rand())  # noqa: NPY002
+        return self.conv(x * self.mask * self.scale)
+
+
+def test_weighing_leaves_modules_and_their_hooks_alone():
+    model, heard = Keeping(), []
+    model.conv.register_forward_hook(lambda *_: heard.append("forward"))
+    x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
+    before = random_states()
+    weigh(model.forward, (x,), {}, model, torch.device("cpu"))
+    assert (model.mask, model.seen, model.by_shape, heard) == (None, [], {}, [])
+    assert not hasattr(model, "scale")
+    assert random_states() == before
+    model(torch.ones(1, 2, 9, 9))
+    assert heard == ["forward"]
+    assert type(model.mask) is type(model.scale) is torch.Tensor
+
+
+def random_states():
+    return random.getstate(), np.random.get_state()[2]  # noqa: NPY002
+
+
+def test_kernels_of_users_get_no_memory_without_values():
+    """The address would be 0, and what is launched on it ends the process."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3))
+    x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        weigh(lambda x: model(x).data_ptr(), (x,), {}, model, torch.device("cpu"))
 
 
 def test_bytes_are_those_that_autograd_keeps():
@@ -151,14 +197,16 @@ def test_bytes_are_those_that_autograd_keeps():
 
 def test_a_network_that_cannot_be_weighed_runs_as_it_is():
     model = made(0)
-    model.blocks.register_forward_pre_hook(_refuse_plain)
+    model.head[0] = Refusing()
     stepped(model, 1, X)
     assert not picked(model)
 
 
-def _refuse_plain(module, args):
-    if not isinstance(args[0], hs.Slab):
-        raise ValueError("plain tensors are not welcome")
+class Refusing(nn.Flatten):
+    def forward(self, x):
+        if not isinstance(x, hs.Slab):
+            raise ValueError("plain tensors are not welcome")
+        return super().forward(x)
 
 
 def test_chains_with_hooks_are_left_alone():

@@ -59,7 +59,7 @@ class Convolution(NamedTuple):
             fused.pays(x)
             and not self.transposed
             and not _is_exact(dtype)
-            and few_channels.is_faster(weight)
+            and few_channels.is_faster(weight, dtype)
             and few_channels.is_supported(weight, dtype, self.stride + self.dilation, self.groups)
         )
 

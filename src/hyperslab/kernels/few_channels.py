@@ -196,10 +196,17 @@ def is_supported(weight: Tensor, dtype: torch.dtype, steps: tuple[int, ...], gro
     )
 
 
-def is_faster(weight: Tensor) -> bool:
-    """Whether convolutions with ``weight`` were measured to be faster than cuDNN's."""
+def is_faster(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether convolutions in ``dtype`` were measured to be faster than cuDNN's.
+
+    ``benchmarks/gpu_channels.py`` tells them apart.
+    """
     filters, channels, *kernel = weight.shape
-    return math.prod(kernel) > 1 and (channels <= 16 or filters <= 16)
+    if len(kernel) == 2 or dtype == torch.float32:
+        fewest = max(filters, channels)
+    else:
+        fewest = min(filters, channels)
+    return fewest <= 16 and math.prod(kernel) > 1
 
 
 def _fits_shared_memory(weight: Tensor, dtype: torch.dtype) -> bool:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-FASTER_ON: set[tuple[int, int]] = set()
+FASTER_ON = {(9, 0)}
 """The compute capabilities of GPUs on which they were measured to be right and faster."""
 MIN_NUMEL = 1 << 22
 """Smaller tensors gain nothing that would show."""

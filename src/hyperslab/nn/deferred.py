@@ -64,10 +64,9 @@ class Convolved:
         self,
         run: Callable[[float], Tensor],
         run_pool: Callable[[float, Pool], Tensor | None],
-        operands: Sequence[Tensor | None],
+        operands: Sequence[Tensor],
     ) -> None:
-        self.run, self.run_pool = run, run_pool
-        self.versions = _Versions([t for t in operands if t is not None])
+        self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
         self.made: Tensor | None = None
 
     def pooled(self, slope: float, pool: Pool) -> Tensor | None:

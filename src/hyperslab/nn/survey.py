@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.graph import unwatched
 from hyperslab.errors import UnsupportedOp
@@ -89,7 +90,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
     with ExitStack() as stack:
         for mode in (*_unheard(), weights.replaced(leaves)):
             stack.enter_context(mode)
-        for watch in (FakeTensorMode(allow_non_fake_inputs=True), _Guard()):  # type: ignore[no-untyped-call]
+        for watch in (valueless_mode(), _Guard()):  # type: ignore[no-untyped-call]
             stack.enter_context(watch)
         source = _valueless(x)
         given = source.clone()  # not a leaf, which nothing can be written into
@@ -120,6 +121,17 @@ def _unheard() -> tuple[AbstractContextManager[Any], ...]:
     return unwatched(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
 
 
+def valueless_mode() -> FakeTensorMode:
+    """A mode in which tensors have no values.
+
+    They refuse to say where in memory they lie. They would say 0, and a kernel of a user's own
+    that gets it ends the process.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
+
+
 def _valueless(x: Slab) -> Tensor:
     """The whole of ``x``, in the current mode."""
     kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device, "requires_grad": x.requires_grad}
@@ -139,7 +151,7 @@ class ReadOnly(TorchDispatchMode):
         kwargs = kwargs or {}
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else kwargs.get(argument.name)
-            if argument.is_write and _is_real(value):
+            if argument.is_write and any(map(_is_real, tree_leaves(value))):
                 raise UnsupportedOp(
                     f"{func} writes into a tensor of the module, which would happen once for every "
                     "tile of a depth-first chain (BatchNorm in training does so): name modules "

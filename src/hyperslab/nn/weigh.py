@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from hyperslab.kernels import fused
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.nn.survey import ReadOnly, Weights
+from hyperslab.nn.survey import ReadOnly, Weights, valueless_mode
+from hyperslab.nn.untouched import untouched
 
 MOST_FUSED = 3
 """The largest kernel of a pool that is computed together with the activation before it."""
@@ -217,18 +217,18 @@ def weigh(
 ) -> Weight:
     """Follows the whole batch through ``run``, the forward pass of ``module``.
 
-    Plain tensors without values stand for Slabs and parameters. Raises what the module does.
+    Plain tensors without values stand for Slabs and parameters. Hooks do not run, and the module
+    stays as it is. Raises what the module does.
     """
     weights, scale = Weights(list(module.modules())), Scale(device)
-    valueless = FakeTensorMode(allow_non_fake_inputs=True)
+    valueless = valueless_mode()
     leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
     kinds = torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
     with ExitStack() as stack:
         for mode in (
             unwatched(),
+            untouched(module),
             weights.replaced(leaves),
-            _same_draws(),
-            _other_buffers(module, valueless),
             valueless,
             ReadOnly(),  # type: ignore[no-untyped-call]
             torch.autocast(device.type, *kinds, cache_enabled=False),
@@ -236,6 +236,7 @@ def weigh(
             _in_use(scale),
         ):
             stack.enter_context(mode)
+        _replace_buffers(module, valueless)
         args, kwargs = tree_map(_valueless, (args, kwargs), is_leaf=is_slab)
         inputs = filter(_is_tensor, tree_leaves((args, kwargs)))
         scale.given.update(map(_place, (*inputs, *leaves, *module.buffers())))
@@ -244,28 +245,11 @@ def weigh(
         return Weight(scale.calls, scale.given)
 
 
-@contextmanager
-def _same_draws() -> Iterator[None]:
-    """Leaves Python's random numbers as they are; torch draws none for tensors without values."""
-    state = random.getstate()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
-@contextmanager
-def _other_buffers(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Within it, buffers have no values, so that nothing is written into them."""
-    tables = [part._buffers for part in module.modules() if part._buffers]
-    kept = [dict(table) for table in tables]
-    for table in tables:
-        table.update({name: x if x is None else mode.from_tensor(x) for name, x in table.items()})
-    try:
-        yield
-    finally:
-        for table, originals in zip(tables, kept, strict=True):
-            table.update(originals)
+def _replace_buffers(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Has buffers without values, so that nothing is written into those with values."""
+    for part in module.modules():
+        named = part._buffers.items()
+        part._buffers.update({name: x if x is None else mode.from_tensor(x) for name, x in named})
 
 
 @contextmanager

@@ -5,15 +5,21 @@ planes of ``height`` rows of ``width`` cells, and a cell is ``channels`` numbers
 where channels come first). Offsets of rows are 64-bit, those inside a row 32-bit. A block is
 ``cols`` cells of a row by ``lanes`` of their channels.
 
-Kernels that divide a cell's number are not specialized on ``num_cols``. Where that is known to be
-1, LLVM computes such numbers in 16 bits, two at a time, and ptxas (12.8, 12.9) loses the constant
-of such an addition when it repeats it: gradients of other windows are read, and no error tells.
+Kernels are not specialized on SIZES. Where ``num_cols`` is known to be 1, LLVM computes numbers of
+cells in 16 bits, two at a time, and ptxas (12.8, 12.9) loses the constant of such an addition when
+it repeats it: gradients of other windows are read, and no error tells.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+SIZES = [
+    *("depth", "height", "out_depth", "out_height"),
+    *("num_chunks", "num_groups", "num_cols"),
+]
+"""What kernels are compiled once for, whatever the value."""
 
 
 @triton.jit

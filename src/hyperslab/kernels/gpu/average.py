@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from hyperslab.kernels.gpu.act_pool import (
+    SIZES,
     activated,
     byte_places,
     num_in_bounds,
@@ -21,7 +22,7 @@ from hyperslab.kernels.gpu.act_pool import (
 )
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height"])
+@triton.jit(do_not_specialize=SIZES)
 def average_forward(
     y, out, signs,
     depth, height, width,
@@ -194,7 +195,7 @@ def _own_cell(
     )
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height", "num_cols"])
+@triton.jit(do_not_specialize=SIZES)
 def average_backward(
     grad, signs, out,
     depth, height, width,

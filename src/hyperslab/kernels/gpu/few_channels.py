@@ -18,8 +18,11 @@ import triton.language as tl
 
 from hyperslab.kernels.gpu.act_pool import activated
 
+EXTENTS = ("depth", "height", "width", "pad_d", "pad_h", "pad_w", "rows")
+"""Compiled once for all of their values: alignment does not depend on them."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["padded_depth", "padded_height", *EXTENTS[:-1]])
 def pack_kernel(
     x, packed, x_n, x_c, x_d, x_h, x_w,
     channels, depth, height, width, pad_d, pad_h, pad_w,
@@ -51,7 +54,7 @@ def columns_inside(
     return (column >= 0) & (column < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_depth", "x_height", "x_width", *EXTENTS])
 def conv_kernel(
     x, weights, bias, out, x_n, x_d, x_h,
     x_depth, x_height, x_width, pad_d, pad_h, pad_w,
@@ -123,7 +126,7 @@ def conv_kernel(
         target += width * filters
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_depth", "x_height", "x_width", "planes", *EXTENTS])
 def weight_grad_kernel(
     x, grads, out, sums, bias_sums, x_n, x_d, x_h,
     x_depth, x_height, x_width, pad_d, pad_h, pad_w,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from hyperslab.kernels.gpu.act_pool import (
+    SIZES,
     activated,
     program_place,
     replaced,
@@ -18,7 +19,7 @@ from hyperslab.kernels.gpu.act_pool import (
 )
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height"])
+@triton.jit(do_not_specialize=SIZES)
 def maximum_forward(
     y, out, codes,
     depth, height, width,
@@ -115,7 +116,7 @@ def _compared(best, place, slot: tl.constexpr, value, at):
     return new_best, replaced(place, slot, tl.where(taken, at, place[slot]))
 
 
-@triton.jit(do_not_specialize=["depth", "height", "out_depth", "out_height", "num_cols"])
+@triton.jit(do_not_specialize=SIZES)
 def maximum_backward(
     grad, codes, out,
     depth, height, width,

@@ -90,12 +90,13 @@ def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _run(
     function: Callable[..., Any], x: Slab, pool: Pool, planned: Windowed, *, fill: float
 ) -> Slab | None:
-    """The pooled Slab, or None where there is no kernel for it, on any rank alike."""
+    """The pooled Slab, or None where this rank has no kernel for it."""
     check_extents(function, x, planned.output)
     is_whole = planned.exchange.idle and planned.exchange.stays and bool(planned.box)
     out = pooled(x, pool) if is_whole else None
     if out is None:
-        piece, slope = unactivated(x)
+        # Not all ranks may have one: what travels between them is activated.
+        piece, slope = unactivated(x) if planned.exchange.idle else (x.local, 1.0)
         if not act_pool.is_supported(piece, slope, pool) or not planned.box:
             return None
         window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)

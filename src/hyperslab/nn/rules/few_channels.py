@@ -85,7 +85,10 @@ def _defer(
             return None
         return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
 
-    return defer_conv(x, plan.output, Convolved(run, run_pool, [piece, kernel, shift]))
+    operands = [t for t in (piece, kernel, shift) if t is not None]
+    if any(t.is_inference() for t in operands):  # nobody could tell whether they were written into
+        return x.with_local(run(1.0), plan.output)
+    return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
 
 
 for _num_dims in (2, 3):
