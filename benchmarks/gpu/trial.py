@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,6 +75,8 @@ class Measured:
     peak_gib: float
     setting: str
     evidence: Evidence
+    exact: Evidence | None = None
+    """What plain PyTorch gives in float32, without TF32."""
 
 
 class Trial:
@@ -112,7 +114,8 @@ class Trial:
         """Without dropout, whose masks are others in plain PyTorch; on a batch that is always the
         same.
         """
-        self.x.normal_(generator=torch.Generator(self.device).manual_seed(1))
+        generator = torch.Generator(self.device).manual_seed(1)
+        self.x.copy_(torch.randn(self.x.shape, generator=generator, device=self.device))
         with _without_dropout(self.model):
             loss = self.step().item()
         grad = next(self.model.parameters()).grad
@@ -163,6 +166,20 @@ def measure(
         if not _release(device):
             break
     return best or (failures or ["no setting could be measured"])[0]
+
+
+def measure_plain(
+    case: Case, device: torch.device, seconds: float, settings: Sequence[Setting]
+) -> Measured | str:
+    """As ``measure``, of plain PyTorch, with what it gives in float32."""
+    found = measure(case, device, [None], seconds, settings)
+    if isinstance(found, str):
+        return found
+    torch.backends.cudnn.benchmark = False
+    with float32_products("fp32"):
+        exact = Trial(replace(case, precision="fp32"), SETTINGS[0], device, None).first_step()
+    _release(device)
+    return replace(found, exact=exact)
 
 
 def _first_that_runs(
