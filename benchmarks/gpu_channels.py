@@ -24,6 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 from hyperslab.kernels import few_channels
+from hyperslab.kernels.packed import pack
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -79,7 +80,7 @@ def ours(layer: Layer, x: Tensor, weight: Tensor, grad: Tensor) -> dict[str, Cal
     if few_channels.is_supported(weight, weight.dtype, ones, 1):
         found["forward"] = lambda: few_channels.convolve(x, weight, None, layer.padding)
         found["weight"] = lambda: few_channels.weight_grads(
-            few_channels.pack(x, weight, layer.padding), grad, weight, want_bias=False
+            pack(x, weight, layer.padding), grad, weight, want_bias=False
         )
     if few_channels.is_supported(few_channels.turned(weight), weight.dtype, ones, 1):
         found["input"] = lambda: few_channels.input_grad(grad, weight, layer.padding)

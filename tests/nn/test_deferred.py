@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
+from hyperslab.kernels.packed import Packed
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
@@ -48,7 +49,7 @@ def fusing():
         return activate(plain_conv(x, weight, bias, padding), slope), packed(x, weight, padding)
 
     def packed(x, weight, padding):
-        return few_channels.Packed(x, padding, x.ndim)
+        return Packed(x, padding, x.ndim)
 
     def input_grad(grad, weight, padding):
         sizes = zip(grad.shape[2:], weight.shape[2:], padding, strict=True)

@@ -411,6 +411,22 @@ def test_tiles_by_fused_kernels_on_a_gpu():
 # What is refused
 
 
+class Wasteful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.unused = nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, 5)
+
+    def forward(self, x):
+        self.unused(x)
+        return F.relu(self.conv(x))
+
+
+def test_what_the_output_is_not_made_of_is_refused():
+    model, _, mesh = alone(Wasteful)
+    with pytest.raises(hs.UnsupportedOp, match=r"\(1, 4, 5, 5\) that is not used for it"):
+        model(hs.shard(seeded(1, 2, 9, 9), mesh))
+
+
 def test_a_chain_cannot_be_compiled():
     model, _, mesh = alone(conv_twice)
     with pytest.raises(Exception, match="ConfigError: body, a depth-first chain, cannot be compil"):

@@ -32,19 +32,19 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, first=Block):
         super().__init__()
-        self.blocks = nn.Sequential(Block(2, 8), Block(8, 8))
+        self.blocks = nn.Sequential(first(2, 8), Block(8, 8))
         self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(240, 2))
 
     def forward(self, x):
         return self.head(self.blocks(x))
 
 
-def made(free, *, depth_first="auto", mesh=None):
+def made(free, *, depth_first="auto", mesh=None, first=Block):
     """A network on ranks that have so many free bytes."""
     torch.manual_seed(3)
-    model = Net().double()
+    model = Net(first).double()
     with patch.object(spare_memory, "free_bytes", lambda _: free):
         return hs.parallelize(model, mesh or hs.init(device="cpu"), depth_first=depth_first)
 
@@ -129,6 +129,45 @@ def test_copies_pick_for_themselves():
     stepped(twin, 1, X)
     assert picked(twin)
     assert not picked(model)
+
+
+class Random(Block):
+    """Takes one of two ways, as stochastic depth does."""
+
+    def forward(self, x):
+        return super().forward(x) * (random.random() < 0.5)
+
+
+def test_what_draws_random_numbers_of_python_is_not_picked():
+    model = made(0, first=Random)
+    stepped(model, 1, X)
+    assert "blocks.0" not in picked(model)
+
+
+class Dropping(Block):
+    p = 0.0
+
+    def forward(self, x):
+        return F.dropout(super().forward(x), self.p) if self.p else super().forward(x)
+
+
+def test_what_was_picked_and_cannot_be_any_more_runs_as_it_is():
+    models = [made(free, first=Dropping) for free in (None, 0)]
+    for model in models:
+        stepped(model, 1, X)
+        model.zero_grad()
+        model.blocks[0].p = 0.5
+    assert "blocks.0" in picked(models[1])
+    expected, ours = (stepped(model, 1, X) for model in models)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_what_was_picked_is_compiled_layer_by_layer():
+    model, x = made(0), hs.shard(X, hs.init(device="cpu"))
+    stepped(model, 1, X)
+    assert picked(model)
+    model.eval()
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x).local, model(x).local)
 
 
 def test_weighing_leaves_no_trace():

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.errors import ConfigError
 from hyperslab.kernels.act_pool_plan import TUNING, Cut, Pool, Rows, backward_cut, forward_cut
-from hyperslab.kernels.memory import empty_like_format, memory_format_of
+from hyperslab.kernels.memory import channels_last, empty_like_format, memory_format_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MAX_KERNEL = 3
@@ -47,8 +47,7 @@ def _refusal(y: Tensor, slope: float, pool: Pool) -> str | None:
         return f"a tensor of {y.dtype}"
     if y.ndim not in (4, 5) or any(len(sizes) != y.ndim - 2 for sizes in pool[1:4]):
         return f"{pool} over a tensor of shape {tuple(y.shape)}"
-    last = torch.channels_last if y.ndim == 4 else torch.channels_last_3d
-    if not y.is_contiguous() and not y.is_contiguous(memory_format=last):
+    if not y.is_contiguous() and not y.is_contiguous(memory_format=channels_last(y.ndim)):
         return f"strides of {y.stride()}, neither contiguous nor channels last"
     if pool.kind not in ("avg", "max") or not all(map(_fits, *pool[1:4])):
         return f"{pool}: kernels go to 3, strides to one more, padding to half the kernel"

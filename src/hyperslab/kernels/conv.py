@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.kernels import few_channels, fused, tiles
-from hyperslab.kernels.few_channels import Packed, pack
+from hyperslab.kernels.packed import Packed, pack
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
 
@@ -60,6 +60,7 @@ class Convolution(NamedTuple):
             and not self.transposed
             and not _is_exact(dtype)
             and few_channels.is_faster(weight, dtype)
+            and few_channels.has_short_planes(x, weight)
             and few_channels.is_supported(weight, dtype, self.stride + self.dilation, self.groups)
         )
 
@@ -89,7 +90,7 @@ class Convolution(NamedTuple):
 
     def _is_input_grad_fused(self, grad: Tensor, weight: Tensor) -> bool:
         fitting = all(pad < k for pad, k in zip(self.padding, weight.shape[2:], strict=True))
-        return fitting and self.is_fused(grad, few_channels.turned(weight), weight.dtype)
+        return fitting and self.is_fused(grad, weight.transpose(0, 1), weight.dtype)
 
     def _run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
         if not any(wants):
@@ -198,15 +199,16 @@ class _FewChannels(Function):
         slope: float,
     ) -> Tensor:
         out, packed = few_channels.convolve(x, weight, bias, padding, slope)
-        ctx.padding, ctx.slope, ctx.extents = padding, slope, packed.extents
+        ctx.padding, ctx.slope = padding, slope
+        ctx.shape, ctx.extents = packed.data.shape, packed.extents
         # Inputs of later layers are packed again: that costs less than keeping them twice.
-        kept = packed.data if packed.has_room and not x.requires_grad else None
+        kept = None if x.requires_grad else packed.flat
         ctx.save_for_backward(x, weight, kept, out if slope != 1 else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, data, out = ctx.saved_tensors
+        x, weight, flat, out = ctx.saved_tensors
         wants_x, *wants = ctx.needs_input_grad[:3]
         ones = (1,) * len(ctx.padding)
         convolution = Settings(ones, ones, 1).padded(ctx.padding)
@@ -215,8 +217,8 @@ class _FewChannels(Function):
             wide = x.to(weight.dtype)
             grads = convolution.run_backward_at_once(grad, wide, weight, (wants_x, *wants))
             return (*grads, None, None)
-        if data is not None:
-            packed = Packed(data, ctx.extents, x.ndim)
+        if flat is not None:
+            packed = Packed.inside(flat, ctx.shape, ctx.extents, x.ndim)
             grad_weight, grad_bias = few_channels.weight_grads(
                 packed, grad, weight, out, ctx.slope, want_bias=wants[1]
             )

@@ -17,14 +17,14 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.kernels import few_channels
 from hyperslab.kernels.act_pool_plan import Pool, Triple
-from hyperslab.kernels.few_channels import Packed, Shape, gather_grads, lay_out
-from hyperslab.kernels.memory import empty_channels_last
+from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out
+from hyperslab.kernels.memory import channels_last, empty_channels_last
+from hyperslab.kernels.packed import Packed
 
 MIN_NUMEL = 1 << 30
 """Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""
-MAX_SHARED_BYTES = 200 << 10
-"""Of a program's shared memory: on GPUs that have less, Triton refuses larger kernels."""
 MAX_PLANE = 2**31
+"""Numbers in a plane, whose offsets are 32-bit."""
 WORD = 16
 """Filters whose signs, for two outputs, are one 32-bit number."""
 
@@ -107,20 +107,11 @@ def _fits(kernel: int, stride: int, padding: int) -> bool:
 
 
 def _has_room(weight: Tensor, tuning: Tuning) -> bool:
-    shape = _shape(weight, at_once=16)
+    shape = Shape.of(weight, at_once=16)
     _, height, blocks, rows, columns = shape.layout
     inputs = tuning.stages * 2 * tuning.groups * (blocks + tuning.at_once) * rows
     numbers = height * blocks * rows * columns + inputs
-    return numbers * weight.itemsize <= MAX_SHARED_BYTES
-
-
-def _shape(weight: Tensor, *, at_once: int) -> Shape:
-    """The shape whose blocks hold one plane of the kernel, or as many as ``at_once`` numbers do."""
-    filters, channels, *flat, height, width = weight.shape
-    whole = (flat[0] if flat else 1, height, width)
-    one = Shape(filters, channels, whole, 0)
-    fitting = 1 << (whole[0] * one.row - 1).bit_length()
-    return Shape(filters, channels, whole, max(16, one.row, min(at_once, fitting)))
+    return numbers * weight.itemsize <= few_channels.MAX_SHARED_BYTES
 
 
 def conv_and_pool(
@@ -159,15 +150,15 @@ class _ConvPool(Function):
         sizes = _Sizes.of(packed, weight, slope, pool)
         out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
         if keeps:
-            ctx.save_for_backward(weight, packed.data, kept)
-            ctx.sizes, ctx.extents, ctx.ndim = sizes, packed.extents, packed.ndim
+            ctx.save_for_backward(weight, packed.flat, kept)
+            ctx.sizes, ctx.packed = sizes, (packed.data.shape, packed.extents, packed.ndim)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, data, kept = ctx.saved_tensors
-        packed = Packed(data, ctx.extents, ctx.ndim)
+        weight, flat, kept = ctx.saved_tensors
+        packed = Packed.inside(flat, *ctx.packed)
         want_bias = ctx.needs_input_grad[2]
         grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
         return None, *grads, None, None, None, None
@@ -193,7 +184,7 @@ class _Sizes(NamedTuple):
         d, h, w = (
             1 + (n + 2 * (k - s) - k) // s for n, k, s in zip(extents, kernel, stride, strict=True)
         )
-        shape = _shape(weight, at_once=16)
+        shape = Shape.of(weight, at_once=16)
         tiles = shape.layout[0]
         constants = {
             "MAXIMUM": pool.kind == "max", "KERNEL": kernel, "STRIDE": stride,
@@ -220,7 +211,7 @@ def _forward(
     from hyperslab.kernels.gpu.conv_pool import conv_pool_kernel
 
     tuning = FORWARD["max" if sizes.constants["MAXIMUM"] else "avg"]
-    shape = _shape(weight, at_once=16)
+    shape = Shape.of(weight, at_once=16)
     out = _outputs(packed, sizes, shape.filters)
     kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
     depth, height, width = sizes.outputs
@@ -273,10 +264,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor | None]:
     from hyperslab.kernels.gpu.conv_pool import conv_pool_grad_kernel
 
-    shape = _shape(weight, at_once=64 if weight.shape[-2] < 5 else 32)
-    last = torch.channels_last if grad.ndim == 4 else torch.channels_last_3d
-    grad = grad.to(weight.dtype).contiguous(memory_format=last)
-    tiles, programs = sizes.tiles, _num_programs(weight.device)
+    shape = Shape.of(weight, at_once=64 if weight.shape[-2] < 5 else 32)
+    grad = grad.to(weight.dtype).contiguous(memory_format=channels_last(grad.ndim))
+    programs = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
+    tiles = sizes.tiles
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, shape.block_f), device=weight.device)
     conv_pool_grad_kernel[(programs, tiles * shape.layout[2])](
@@ -289,10 +280,3 @@ def _backward(
     if want_bias:
         bias_grad = bias_sums.sum(1).flatten()[: shape.filters].to(weight.dtype)
     return gather_grads(sums.sum(1), shape, weight), bias_grad
-
-
-def _num_programs(device: torch.device) -> int:
-    if device.type != "cuda":  # Triton's interpreter
-        return 3
-    per_sm = BACKWARD.programs_per_sm
-    return per_sm * torch.cuda.get_device_properties(device).multi_processor_count

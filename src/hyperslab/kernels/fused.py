@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+WANTED = os.environ.get("HYPERSLAB_FUSED") != "0"
+"""Unless the user does without them, as those must who differentiate gradients."""
 FASTER_ON = {(9, 0)}
 """The compute capabilities of GPUs on which they were measured to be right and faster."""
 MIN_NUMEL = 1 << 23
@@ -26,7 +29,7 @@ def pays(x: Tensor) -> bool:
 
 def is_measured(device: torch.device) -> bool:
     """Whether fused kernels were measured on GPUs like ``device``, and can run."""
-    return _has_triton() and torch.cuda.get_device_capability(device) in FASTER_ON
+    return WANTED and _has_triton() and torch.cuda.get_device_capability(device) in FASTER_ON
 
 
 @lru_cache

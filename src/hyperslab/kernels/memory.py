@@ -13,15 +13,20 @@ def empty_like_format(shape: tuple[int, ...], like: Tensor) -> Tensor:
     )
 
 
+def channels_last(ndim: int) -> torch.memory_format:
+    """That of images (4 dims) or volumes (5)."""
+    return torch.channels_last if ndim == 4 else torch.channels_last_3d
+
+
 def empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """An uninitialised tensor of ``shape``, no view, of the dtype and on the device of ``like``."""
-    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    last = channels_last(len(shape))
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=last)
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """Channels last where ``x`` is so and not also contiguous."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
-    if last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=last):
-        return last
-    return torch.contiguous_format
+    if x.ndim not in (4, 5) or x.is_contiguous():
+        return torch.contiguous_format
+    last = channels_last(x.ndim)
+    return last if x.is_contiguous(memory_format=last) else torch.contiguous_format

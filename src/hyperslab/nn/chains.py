@@ -110,11 +110,16 @@ def install_candidates(module: nn.Module) -> None:
 
 def installed_candidates(module: nn.Module) -> list[DepthFirst]:
     """The chains of ``module`` that were prepared and not picked."""
+    return [chain for chain in installed_chains(module) if not chain.picked]
+
+
+def installed_chains(module: nn.Module) -> list[DepthFirst]:
+    """All chains of ``module``, picked or not."""
     forwards = [part.__dict__.get("forward") for part in module.modules()]
     found = [each for each in forwards if isinstance(each, DepthFirst)]
     for each in forwards:
         found += each.chains.values() if isinstance(each, _Stretches) else []
-    return [chain for chain in found if not chain.picked]
+    return found
 
 
 def install_chains(chains: Sequence[Chain], *, picked: bool = True) -> None:

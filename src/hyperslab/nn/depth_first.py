@@ -22,10 +22,12 @@ from hyperslab.errors import ConfigError, UnsupportedOp
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_windows
+from hyperslab.nn.casts import Casts
 from hyperslab.nn.registry import settle
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.survey import Survey, Weights, survey, traits
 from hyperslab.nn.tile_slab import NotHeldError, Tape, TileSlab, alone, unjournaled
+from hyperslab.nn.untouched import draws, same_draws
 from hyperslab.nn.weigh import Scale, current_scale
 
 MOST_KEPT = 64
@@ -64,7 +66,7 @@ class DepthFirst:
     """What runs in the place of ``run``, which is that of ``chain``: tile by tile on Slabs."""
 
     def __init__(self, chain: Chain, run: Callable[..., Any], *, picked: bool = True) -> None:
-        self._chain, self._run = chain, run
+        self._chain, self._run, self._is_named = chain, run, picked
         self._surveys: dict[object, Survey] = {}
         self.picked = picked
         """Whether it is computed depth first. Else it runs as if it was not here."""
@@ -79,11 +81,12 @@ class DepthFirst:
         modules = self._chain.modules
         if any(module._forward_hooks or module._forward_pre_hooks for module in modules):
             return False  # they would be called for every tile
-        try:
-            survey(self._run, alone(input), Weights(modules))
-        except Exception:  # noqa: BLE001 - with whatever it is, it runs layer by layer
-            return False
-        return True
+        with same_draws() as before:
+            try:
+                survey(self._run, alone(input), Weights(modules))
+            except Exception:  # noqa: BLE001 - with whatever it is, it runs layer by layer
+                return False
+            return draws() == before  # others would differ from tile to tile
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -96,14 +99,20 @@ class DepthFirst:
         slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
         if not slabs or 0 in slabs[0].shape:
             return self._run(*args, **kwargs)
-        self._check(slabs, leaves)
-        settle(self._run, ())
         call = _Call(self._run, *_swapped((args, kwargs), slabs[0], _TILE))
         settings = [(type(leaf), leaf) for leaf in leaves if leaf is not slabs[0]]
-        return self._compute(slabs[0], call, settings)
+        try:
+            self._check(slabs, leaves)
+            settle(self._run, ())
+            found = self._surveyed(slabs[0], call, settings)
+        except UnsupportedOp:
+            if self._is_named:
+                raise
+            return self._run(*args, **kwargs)  # on all ranks: it has changed since it was picked
+        return self._compute(slabs[0], call, found)
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self.picked:
+        if self._is_named:  # else nobody asked for it, and a compiler saves memory by itself
             from hyperslab.nn.uncompiled import refuse_compiling  # loads the compiler
 
             refuse_compiling(self._chain.name)
@@ -126,23 +135,21 @@ class DepthFirst:
         if 1 in slabs[0].layout.split_dims:
             raise UnsupportedOp(f"{chain} wants all channels: {slabs[0].layout.describe()}")
 
-    def _compute(self, x: Slab, run: Callable[[TileSlab], Any], settings: Sequence[Any]) -> Slab:
-        weights, autocast = Weights(self._chain.modules), _Autocast.now(x.device)
-        found = self._surveyed(x, run, weights, (*settings, autocast))
+    def _compute(self, x: Slab, run: Callable[[TileSlab], Any], found: Survey) -> Slab:
         grid, rank = x.mesh.grid, x.mesh.rank
         plan = plan_chain(grid, rank, x.layout, found.route, self.tile_numel)
         window = fetch(x.local, plan.exchange, x.mesh)
         wants_input, *wants = found.reaches
-        job = _Pass(self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, autocast)
+        weights, casts = Weights(self._chain.modules), Casts.now(x.device)
+        job = _Pass(self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, casts)
         window = window if wants_input else window.detach()
         local = _TileByTile.apply(job, window, *job.trained)  # type: ignore[no-untyped-call]
         return Slab(local, found.route.output, x.mesh)
 
-    def _surveyed(
-        self, x: Slab, run: Callable[[TileSlab], Any], weights: Weights, settings: Sequence[Any]
-    ) -> Survey:
+    def _surveyed(self, x: Slab, run: Callable[[TileSlab], Any], settings: Sequence[Any]) -> Survey:
         """What ``survey`` finds; it takes milliseconds, so it is kept."""
-        kind = x.layout, x.dtype, x.device, x.requires_grad, memory_format_of(x.local)
+        weights, casts = Weights(self._chain.modules), Casts.now(x.device)
+        kind = x.layout, x.dtype, x.device, x.requires_grad, memory_format_of(x.local), casts
         key = (kind, *settings, traits(self._chain.modules, weights.parameters))
         try:
             hash(key)
@@ -184,24 +191,6 @@ def _swapped(tree: Any, old: object, new: object) -> Any:
 
 
 @dataclass(frozen=True)
-class _Autocast:
-    """How operands are cast on a kind of device."""
-
-    kind: str
-    dtype: torch.dtype
-    enabled: bool
-
-    @classmethod
-    def now(cls, device: torch.device) -> _Autocast:
-        kind = device.type
-        return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-
-    def again(self) -> torch.autocast:
-        """Without a cache: what it keeps of weights would outlive a tile and its graph."""
-        return torch.autocast(self.kind, self.dtype, self.enabled, cache_enabled=False)
-
-
-@dataclass(frozen=True)
 class _Pass:
     """One forward pass through a chain, and all that its backward pass needs besides tensors."""
 
@@ -214,7 +203,7 @@ class _Pass:
     weights: Weights
     wants: Sequence[bool]
     """Whether each of the weights gets a gradient."""
-    autocast: _Autocast
+    casts: Casts
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -229,7 +218,7 @@ class _Pass:
     def compute(self, piece: Tensor, tile: TileBoxes) -> Tensor:
         """The outputs of ``tile``, of the ``piece`` of the input that they read."""
         tape = Tape(self.source, self.survey.route.needs(tile.outputs))
-        with self.autocast.again(), unjournaled():
+        with self.casts.again(), unjournaled():
             try:
                 out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh, tape))
                 if out.whole != self.survey.route.output:

@@ -22,6 +22,8 @@ _log = logging.getLogger("hyperslab")
 
 MARGIN = 1.1
 """How much more than what tensors take must be free: for workspaces, and gaps between tensors."""
+MAX_GROWTH = 1 << 12
+"""A step keeps at most as many times its inputs: where more is free, it is not weighed."""
 PER_WEIGHT = 4
 """A weight's gradient, its place in a bucket of DDP, and two numbers of an optimizer."""
 
@@ -64,15 +66,17 @@ class MemoryWatch:
             self._look(args, kwargs, max(slabs, key=Slab.numel))
 
     def _look(self, args: Any, kwargs: Any, largest: Slab) -> None:
+        numbers = spare_memory.free_bytes(self._mesh.device) or 0, -largest.local.numel()
+        free, piece = reduce_least("comparing free memory", numbers, self._mesh)
+        if -piece * largest.local.itemsize * MAX_GROWTH <= free:
+            return
         weight = self._weigh(args, kwargs)
         chains = [] if weight is None else self._usable(weight)
         traits = None if weight is None else [(c.passing, *c.keeps.values()) for c in weight.calls]
         digest = crc32(repr((traits, [chain.name for chain in chains])).encode())
-        free = spare_memory.free_bytes(self._mesh.device) or 0
-        numbers = free, -largest.local.numel(), digest, -digest
-        least = reduce_least("comparing free memory", numbers, self._mesh)
-        if weight is not None and least[2] == -least[3]:  # all ranks found the same
-            self._pick(weight, chains, least[0], -least[1] / largest.numel())
+        least = reduce_least("comparing what a step keeps", (digest, -digest), self._mesh)
+        if weight is not None and least[0] == -least[1]:  # all ranks found the same
+            self._pick(weight, chains, free, -piece / largest.numel())
 
     def _weigh(self, args: Any, kwargs: Any) -> Weight | None:
         try:

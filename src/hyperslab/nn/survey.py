@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from hyperslab.comm.graph import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Box, Route
+from hyperslab.layout import Box, Route, Window
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.tile_slab import Tape, TileSlab, unjournaled
 
@@ -111,6 +111,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
         reached = _leaves_of(out.local)
         _check_known(reached, [source, *leaves])
         route = Route(tuple(tape.steps), out.step, out.whole)
+        _check_used(route)
         reaches = tuple(leaf in reached for leaf in (source, *leaves))
         return Survey(route, out.dtype, memory_format_of(out.local), reaches)
 
@@ -188,6 +189,18 @@ def _check_result(out: Any) -> None:
             f"a depth-first chain gives one tensor, made of its input, and this one gives a "
             f"{type(out).__name__}: name modules that give one in depth_first"
         )
+
+
+def _check_used(route: Route) -> None:
+    """Windows are computed as far as somebody wants them, and of these nobody would say how far."""
+    needs = route.needs(Box.whole(route.output.shape))
+    for step, box in zip(route.steps, needs, strict=True):
+        if box is None and any(isinstance(window, Window) for window in step.windows):
+            raise UnsupportedOp(
+                f"a depth-first chain computes what its output is made of, and this one also a "
+                f"tensor of shape {step.shape} that is not used for it: leave that out, or name "
+                "modules without it in depth_first"
+            )
 
 
 def _leaves_of(out: Tensor) -> set[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -25,18 +26,32 @@ def untouched(module: nn.Module) -> Iterator[None]:
     tables = [part.__dict__ for part in module.modules()]
     kept = [(table, dict(table)) for table in tables]
     held = [(each, each.copy()) for table in tables for each in table.values() if _holds(each)]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what users may use
     for table in tables:
         table.update({name: OrderedDict() for name in _HOOKS})
     try:
-        yield
+        with same_draws():
+            yield
     finally:
         for holder, content in (*kept, *held):
             holder.clear()
             (holder.extend if isinstance(holder, list) else holder.update)(content)
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _holds(value: Any) -> bool:
     return isinstance(value, list | dict | set)
+
+
+@contextmanager
+def same_draws() -> Iterator[tuple[object, ...]]:
+    """After it, Python and numpy draw the numbers that they would have drawn without it."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as users may
+    try:
+        yield draws()
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def draws() -> tuple[object, ...]:
+    """What changes when Python or numpy draw numbers."""
+    return random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002

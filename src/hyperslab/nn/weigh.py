@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hyperslab.comm.graph import unwatched
 from hyperslab.kernels import fused
 from hyperslab.kernels.memory import memory_format_of
+from hyperslab.nn.casts import Casts
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.survey import ReadOnly, Weights, valueless_mode
@@ -89,7 +90,7 @@ class Weight:
                     most = max(most, total + call.passing)
                 continue
             total += _new({_place(visit.input): _nbytes(visit.input)}, kept)
-            largest = share * max(call.largest for call in calls)
+            largest = share * max(1, *(call.largest for call in calls))
             within = Weight(calls, kept).peak({}) * min(1.0, tiles[visit.chain] / largest)
             ends = sum(_nbytes(end) for end in visit.ends if _place(end) not in self.given)
             most = max(most, total + ends + within)
@@ -223,7 +224,6 @@ def weigh(
     weights, scale = Weights(list(module.modules())), Scale(device)
     valueless = valueless_mode()
     leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
-    kinds = torch.get_autocast_dtype(device.type), torch.is_autocast_enabled(device.type)
     with ExitStack() as stack:
         for mode in (
             unwatched(),
@@ -231,7 +231,7 @@ def weigh(
             weights.replaced(leaves),
             valueless,
             ReadOnly(),  # type: ignore[no-untyped-call]
-            torch.autocast(device.type, *kinds, cache_enabled=False),
+            Casts.now(device).again(),
             torch.autograd.graph.saved_tensors_hooks(scale.keep, lambda saved: saved),
             _in_use(scale),
         ):

@@ -189,7 +189,7 @@ def conv_pool_kernel(
             if CARRIES:
                 hold = s * (BLOCK_P * BLOCK_F) + held
                 begins = d % STEP_D == 0
-                wants = (d > 0) & ((not begins) | (LEAD_D > 0))
+                wants = (step > first) & ((not begins) | (LEAD_D > 0))
                 before = _load_part(sums, places, hold, wants, MAXIMUM)
                 total = _merged(before, total, MAXIMUM)
                 if MAXIMUM:
