@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, fused
 from hyperslab.models.cosmoflow import ConvBlock
 from hyperslab.testing import seeded
@@ -544,3 +545,39 @@ def test_what_cannot_be_computed_tile_by_tile(forward, words):
     with pytest.raises(hs.HyperslabError, match=words) as caught:
         model(hs.shard(torch.ones(1, 2, 3, 3), mesh))
     assert "in body" in str(caught.value)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("change", ["attribute", "buffer", "another buffer", "frozen weight"])
+def test_what_changes_before_the_backward_pass_is_noticed(change):
+    chain = nn.Sequential(nn.Conv3d(2, 2, 3, padding=1), nn.BatchNorm3d(2).eval(), nn.LeakyReLU())
+    chain[1].requires_grad_(False)
+    mesh = hs.init(device="cpu")
+    net = hs.parallelize(nn.Sequential(chain), mesh, depth_first={"0": 300})
+    chain[1].eval()
+    out = net(hs.shard(torch.randn(1, 2, 6, 6, 6), mesh))
+    if change == "attribute":
+        chain[2].negative_slope = 0.5
+    elif change == "buffer":
+        chain[1].running_mean.add_(1)
+    elif change == "another buffer":
+        chain[1].running_mean = torch.ones(2)
+    else:
+        with torch.no_grad():
+            chain[1].weight.mul_(2)
+    with pytest.raises(UnsupportedOp, match="since its forward pass an attribute, a buffer or"):
+        out.sum().backward()
+
+
+@pytest.mark.ranks(1)
+def test_a_checkpoint_inside_a_chain_is_refused():
+    class Checkpointed(nn.Conv3d):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    mesh = hs.init(device="cpu")
+    net = nn.Sequential(Checkpointed(2, 2, 3, padding=1))
+    net = hs.parallelize(net, mesh, depth_first={"0": 300})
+    out = net(hs.shard(torch.randn(1, 2, 6, 6, 6), mesh))
+    with pytest.raises(UnsupportedOp, match="0, a depth-first chain, has activation checkpointing"):
+        out.sum().backward()

@@ -166,3 +166,9 @@ def test_alpha_dropout_keeps_mean_and_spread_of_what_selu_gives():
         assert hs.gather(function(hs.shard(x, mesh), 0.3, training=False)).equal(x)
     lost = hs.gather(F.alpha_dropout(hs.shard(x, mesh), 0.3, training=True)).mode().values.unique()
     assert F.alpha_dropout(x, 0.3, training=True).mode().values.unique().isclose(lost[0]).any()
+
+
+def test_gradients_are_scaled_in_the_dtype_of_the_input():
+    x = torch.ones(1, 1, 4, 4, 4, dtype=torch.float64, requires_grad=True)
+    F.dropout(hs.shard(x, hs.init(device="cpu")) * 1, 0.1).sum().backward()
+    assert x.grad.max() == 1 / 0.9

@@ -24,6 +24,7 @@ from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_windows
 from hyperslab.nn.casts import Casts
 from hyperslab.nn.registry import settle
+from hyperslab.nn.seen import Seen
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.survey import Survey, Weights, survey, traits
 from hyperslab.nn.tile_slab import NotHeldError, Tape, TileSlab, alone, unjournaled
@@ -141,7 +142,10 @@ class DepthFirst:
         window = fetch(x.local, plan.exchange, x.mesh)
         wants_input, *wants = found.reaches
         weights, casts = Weights(self._chain.modules), Casts.now(x.device)
-        job = _Pass(self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, casts)
+        seen = Seen.now(self._chain.modules, wants)
+        job = _Pass(
+            self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, casts, seen
+        )
         window = window if wants_input else window.detach()
         local = _TileByTile.apply(job, window, *job.trained)  # type: ignore[no-untyped-call]
         return Slab(local, found.route.output, x.mesh)
@@ -204,6 +208,16 @@ class _Pass:
     wants: Sequence[bool]
     """Whether each of the weights gets a gradient."""
     casts: Casts
+    seen: Seen
+
+    def check_unchanged(self) -> None:
+        """Before layers are computed again."""
+        if not self.seen.is_still_so():
+            raise UnsupportedOp(
+                f"{self.name}, a depth-first chain, is computed again in the backward pass, and "
+                "since its forward pass an attribute, a buffer or a frozen weight in it was "
+                "changed: change it after the backward pass, or take the chain out of depth_first"
+            )
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -231,6 +245,18 @@ class _Pass:
                     "what it does must depend on its modules' attributes and its arguments alone"
                 ) from None
 
+    def differentiate(
+        self, out: Tensor, wanted: Sequence[Tensor], grad: Tensor
+    ) -> Sequence[Tensor | None]:
+        again = torch.is_grad_enabled()
+        try:
+            return torch.autograd.grad(out, wanted, grad, create_graph=again, allow_unused=True)
+        except NotHeldError:
+            raise UnsupportedOp(
+                f"{self.name}, a depth-first chain, has activation checkpointing inside: leave it "
+                "out, as the chain keeps nothing but its input anyway"
+            ) from None
+
     def empty_output(self, like: Tensor) -> Tensor:
         """Room for all outputs of this rank, laid out as the first tile is."""
         kind = memory_format_of(like) if self.plan.tiles else self.survey.memory_format
@@ -257,6 +283,7 @@ class _TileByTile(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the tiles, added up. They have a graph if one is asked for."""
         job: _Pass = ctx.job
+        job.check_unchanged()
         window, *weights = ctx.saved_tensors
         wants_window = ctx.needs_input_grad[1]
         grad_window = torch.zeros_like(window) if wants_window else None
@@ -267,13 +294,8 @@ class _TileByTile(Function):
             piece = _leaf(window[where]) if wants_window else window[where]
             with torch.enable_grad(), job.weights.replaced(job.with_trained(leaves)):
                 out = job.compute(piece, tile)
-            found = torch.autograd.grad(
-                out,
-                [*([piece] if wants_window else []), *leaves],
-                grad[tile.outputs.slices_in(job.plan.outputs)],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
+            wanted = [*([piece] if wants_window else []), *leaves]
+            found = job.differentiate(out, wanted, grad[tile.outputs.slices_in(job.plan.outputs)])
             if grad_window is not None:
                 _add(grad_window[where], found[0])
             for total, part in zip(sums, found[len(found) - len(sums) :], strict=True):

@@ -66,11 +66,23 @@ class Weights:
             _set_modes(modes)
 
 
-def traits(modules: Sequence[nn.Module], parameters: Sequence[Tensor]) -> tuple[object, ...]:
-    """What the modules do, as far as their attributes tell, and which gradients there are."""
+def traits(
+    modules: Sequence[nn.Module], parameters: Sequence[Tensor], *, modes: bool = True
+) -> tuple[object, ...]:
+    """What the modules do, as far as their attributes tell, and which gradients there are.
+
+    Without ``modes``, whether they train does not count.
+    """
     plain = (int, float, str, tuple, torch.dtype)
     attributes = [
-        (type(module), *((k, v) for k, v in module.__dict__.items() if isinstance(v, plain)))
+        (
+            type(module),
+            *(
+                (k, v)
+                for k, v in module.__dict__.items()
+                if isinstance(v, plain) and (modes or k != "training")
+            ),
+        )
         for module in modules
     ]
     return *attributes, *((p.shape, p.dtype, p.requires_grad) for p in parameters)

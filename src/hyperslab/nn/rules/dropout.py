@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.comm.graph import is_watched
 from hyperslab.errors import ConfigError
 from hyperslab.nn.random_words import NUM_WORDS, random_words
 from hyperslab.nn.registry import register, unsupported
@@ -106,15 +103,7 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
     if inplace:
         x.local.mul_(keep * torch.tensor(scale, dtype=x.dtype, device=x.device))
         return x
-    if is_watched():
-        return x.with_local(x.local * scale * keep)
-    zero = _zero(x.dtype, x.device)
-    return x.with_local(torch.addcmul(zero, x.local, keep, value=scale))  # in one call
-
-
-@lru_cache
-def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=device)
+    return x.with_local(x.local * scale * keep)
 
 
 def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
