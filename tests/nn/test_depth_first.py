@@ -488,6 +488,7 @@ def make_list():
         (["list"], "a ModuleList, which is never called"),
         (["list.0-0"], "only children of an nn.Sequential"),
         ("block", r"is a list of names, or 'auto', got 'block': write \['block'\]"),
+        ([["block"]], r"names of modules, which are strings, got \[\['block'\]\]"),
         ({"block": 0}, "must be a number of elements, got 0"),
     ],
     ids=str,

@@ -13,6 +13,7 @@ from hyperslab.testing import averaged, seeded
 SHAPE = (2, 4, 9, 6)
 CASES = {
     "conv": lambda x, w: F.conv2d(x, w, padding=1) ** 2,
+    "conv, in the middle": lambda x, w: F.conv2d(x, w) ** 2,
     "conv, strided": lambda x, w: F.conv2d(x, w, stride=2) ** 2,
     "batch norm": lambda x, w: F.batch_norm(F.conv2d(x, w), None, None, training=True) ** 3,
     "group norm": lambda x, w: F.group_norm(F.conv2d(x, w), 2) ** 3,
@@ -43,13 +44,13 @@ def test_a_gradient_penalty_has_the_gradients_of_one_process(axes, name):
         _check_gradient_penalty(axes, name)
 
 
-def _check_gradient_penalty(axes, name):
+def _check_gradient_penalty(axes, name, cuts=None):
     mesh = hs.init(**axes, device="cpu")
     x, weight = seeded(*SHAPE), seeded(4, 4, 3, 3, seed=2)
     grads = []
     for parallel in (False, True):
         leaf, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
-        taken = hs.shard(leaf, mesh) if parallel else leaf
+        taken = hs.shard(leaf, mesh, cuts=cuts) if parallel else leaf
         grad = penalty(CASES[name], taken, w)
         if parallel:
             # The gradient of the sum of all ranks' losses is num_ranks times that of one loss.
@@ -58,3 +59,8 @@ def _check_gradient_penalty(axes, name):
         grads.append((leaf.grad, averaged(w, mesh) if parallel else w.grad))
     for ours, serial in zip(*reversed(grads), strict=True):
         torch.testing.assert_close(ours, serial, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_without_outputs_takes_part():
+    _check_gradient_penalty({"width": 2}, "conv, in the middle", {"width": [0, 5, 6]})

@@ -34,6 +34,8 @@ def find_chains(module: nn.Module, names: DepthFirstNames) -> list[Chain]:
         )
     if not isinstance(names, Sequence | Mapping | None):
         raise ConfigError(f"depth_first is a list of names of modules, got {names!r}")
+    if not all(isinstance(name, str) for name in names or ()):
+        raise ConfigError(f"depth_first has names of modules, which are strings, got {names!r}")
     sizes = names if isinstance(names, Mapping) else dict.fromkeys(names or (), TILE_NUMEL)
     chains = [_find(module, name, numel) for name, numel in sizes.items()]
     for chain in chains:

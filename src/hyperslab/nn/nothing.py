@@ -16,18 +16,24 @@ def nothing(shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
     what came before, and its weights must have a gradient.
     """
     assert 0 in shape, shape
-    out: Tensor = _Nothing.apply(shape, *inputs)  # type: ignore[no-untyped-call]
+    like = next(x for x in inputs if x is not None)
+    return _zeros(like.new_empty(shape), *inputs)
+
+
+def _zeros(like: Tensor, *inputs: Tensor | None) -> Tensor:
+    """Zeros that pass zero gradients to ``inputs``, in gradients of gradients too."""
+    out: Tensor = _Zeros.apply(like.detach(), *inputs)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Nothing(Function):
+class _Zeros(Function):
     @staticmethod
-    def forward(ctx: Any, shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
+    def forward(ctx: Any, like: Tensor, *inputs: Tensor | None) -> Tensor:
         ctx.save_for_backward(*inputs)
-        return next(x for x in inputs if x is not None).new_empty(shape)
+        return torch.zeros_like(like)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wants = ctx.needs_input_grad[1:]
-        pairs = zip(ctx.saved_tensors, wants, strict=True)
-        return None, *(torch.zeros_like(x) if want else None for x, want in pairs)
+        inputs = ctx.saved_tensors
+        pairs = zip(inputs, ctx.needs_input_grad[1:], strict=True)
+        return None, *(_zeros(x, grad, *inputs) if wants else None for x, wants in pairs)
