@@ -66,9 +66,9 @@ def parallelize(
     default. They cannot be compiled, and hooks of modules inside them run once for every tile.
 
     ``"auto"`` picks such modules where memory is short. Before the first training step on inputs
-    larger than any before, on a GPU, ``forward`` runs once on tensors without values and without
-    Slabs, to count what the step will keep; chains are picked, the largest first, if that is more
-    than what is free on some rank, and a line in the log says so. It is the default because
+    larger than any before, on a GPU, ``forward`` runs once on tensors without values, without Slabs
+    and hooks, to count what the step will keep; chains are picked, the largest first, if that is
+    more than what is free on some rank, and a line in the log says so. It is the default because
     results do not change but to rounding, where memory suffices nothing is done, and where it does
     not the step would have failed. Modules with BatchNorm or dropout inside, those with hooks, and
     networks with ``shard_weights`` are left as they are; ``()`` does without it.
