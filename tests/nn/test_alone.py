@@ -73,14 +73,16 @@ def test_a_rule_of_the_users_own_comes_first():
 
 def test_what_may_need_tiles_is_left_to_the_rule(monkeypatch):
     x = hs.shard(seeded(*X), hs.init(device="cpu"))
-    monkeypatch.setattr(tiles, "MAX_NUMEL", x.numel() * 3 * alone.MAX_GROWTH)
-    assert alone._is_easy(x, num_filters=3)
-    assert not alone._is_easy(x, num_filters=4)
-    assert alone._len_of_weight((x, seeded(4, 3, 1, 1, 1))) == 4
-    assert not alone._is_easy(x, alone._len_of_weight((x,)))
+    monkeypatch.setattr(tiles, "MAX_NUMEL", x.numel() * 2 * alone.MAX_GROWTH)
+    assert alone._is_small_conv(x.local, (x, seeded(8, 4, 1, 1, 1)))
+    assert not alone._is_small_conv(x.local, (x, seeded(9, 4, 1, 1, 1)))
+    assert not alone._is_small_conv(x.local, (x,))
+    assert alone._is_small_linear(x.local, (x, seeded(2, 7)))
+    assert not alone._is_small_linear(x.local, (x, seeded(3, 7)))
 
 
 @pytest.mark.ranks(2)
 def test_several_ranks_have_rules_for_tensors_that_are_whole_too():
     x = hs.shard(torch.ones(1, 3), hs.init(device="cpu", depth=2))
-    assert not alone._is_easy(x, num_filters=1)
+    with pytest.raises(hs.LayoutError):
+        F.linear(x, torch.ones(2, 4))

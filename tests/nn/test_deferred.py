@@ -1,5 +1,6 @@
 """What waits for the next function: the numbers are those of torch, whatever comes next."""
 
+from collections import Counter
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -12,6 +13,7 @@ import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
 from hyperslab.kernels.packed import Packed
+from hyperslab.nn import deferred
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
@@ -70,6 +72,7 @@ def fusing():
         return type(x) is torch.Tensor and x.ndim in (4, 5)
 
     with (
+        patch.object(deferred, "_waits", Counter()),
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
@@ -236,3 +239,16 @@ def test_nothing_waits_in_inference_mode_which_keeps_no_account_of_writes():
         x = hs.shard(seeded(1, 2, 6, 6, 6), hs.init())
         torch.testing.assert_close(network(body)(x, *WEIGHTS).local, expected)
     assert calls[0] == ("conv", 1.0)
+
+
+def test_activations_that_no_pool_follows_wait_no_more():
+    mesh, shape = hs.init(device="cpu"), (1, 2, 4, 6, 7)
+    with fusing():
+        for _ in range(6):
+            x = F.relu(hs.shard(seeded(*shape), mesh))
+            assert torch.equal((x + 1).local, F.relu(seeded(*shape)) + 1)
+        assert type(F.relu(hs.shard(seeded(*shape), mesh))) is hs.Slab
+        other = seeded(1, 2, 6, 4, 7)
+        for _ in range(6):
+            F.max_pool3d(F.relu(hs.shard(other, mesh)), 2)
+        assert type(F.relu(hs.shard(other, mesh))) is not hs.Slab

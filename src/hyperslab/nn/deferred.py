@@ -7,7 +7,9 @@ would change their results.
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -129,6 +131,7 @@ class Deferred(Slab):
             with torch.set_grad_enabled(self.grad_mode):
                 piece = self.source.activated(self.slope)
             self.__dict__.update(local=piece, source=None)
+            object.__setattr__(self, "__class__", Slab)  # from now on as good as any
         found: Tensor = self.__dict__["local"]
         return found
 
@@ -156,9 +159,24 @@ def defer_conv(x: Slab, layout: Layout, source: Convolved) -> Slab:
     return _wait(Deferred(None, layout, x.mesh, source=source))  # type: ignore[arg-type]
 
 
+MANY_WAITS = 4
+"""So often an activation waits for a pool; if none came, those of this shape wait no more."""
+MOST_SHAPES = 1024
+_waits: Counter[tuple[torch.Size, torch.dtype]] = Counter()
+
+
+def waits_in_vain(piece: Tensor) -> bool:
+    """Whether no pool ever followed an activation of pieces like this."""
+    return _waits[piece.shape, piece.dtype] >= MANY_WAITS
+
+
 def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
     """``x`` with an activation that waits, as does ``x`` itself where it is a convolution's."""
     found = x.source if isinstance(x, Deferred) else None
+    if found is None:
+        if len(_waits) == MOST_SHAPES:
+            _waits.clear()
+        _waits[x.local.shape, x.local.dtype] += 1
     source = found or Made(x.local, in_place=in_place)
     if not in_place:
         return _wait(Deferred(None, x.layout, x.mesh, source=source, slope=slope))  # type: ignore[arg-type]
@@ -191,7 +209,9 @@ def unactivated(x: Slab) -> tuple[Tensor, float]:
     if isinstance(x.source, Made) and x.source.in_place and _is_shared(x.source.piece):
         return x.local, 1.0
     with torch.set_grad_enabled(x.grad_mode):
-        return x.source.plain(), x.slope
+        piece = x.source.plain()
+    _waits[piece.shape, piece.dtype] = -sys.maxsize  # it was worth while
+    return piece, x.slope
 
 
 def pooled(x: Slab, pool: Pool) -> Tensor | None:

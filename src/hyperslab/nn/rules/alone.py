@@ -16,38 +16,40 @@ from torch import Tensor
 
 from hyperslab.kernels import fused, tiles
 from hyperslab.layout import Layout
+from hyperslab.nn.deferred import waits_in_vain
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.slab import Slab
 
 MAX_GROWTH = 1 << 5
 """How many times larger than their input outputs are taken to be at most, for each filter."""
 
-_WEIGHTED = F.conv2d, F.conv3d, F.linear
-_FUNCTIONS = (
+MANY_CHANNELS = 32
+"""Convolutions from more channels to more filters have no fused kernels."""
+
+_CONVS = F.conv2d, F.conv3d
+_POOLS = (
     *(getattr(F, f"{name}{dims}d") for name in ("avg_pool", "max_pool") for dims in (2, 3)),
     *(torch.max_pool2d, torch.max_pool3d),  # what torch makes of those of F
+)
+_RELUS = F.relu, F.leaky_relu, torch.relu
+_OTHERS = (
     *(F.batch_norm, F.group_norm, F.instance_norm),
-    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, torch.relu, torch.sigmoid, torch.tanh),
+    *(F.elu, F.gelu, F.silu, torch.sigmoid, torch.tanh),
 )
 
+Easy = Callable[[Tensor, tuple[Any, ...]], bool]
+"""Whether a tensor, with the arguments of a function, needs neither tiles nor fused kernels."""
 
-def _shorten(
-    function: Callable[..., Any],
-    *,
-    to_view: bool = False,
-    num_filters: Callable[[tuple[Any, ...]], int] = lambda args: 1,
-) -> None:
-    """Lets the rule of ``function`` serve only where it has something to do, or to say.
 
-    ``num_filters`` tells from the arguments how many outputs an input can have.
-    """
+def _shorten(function: Callable[..., Any], is_easy: Easy, *, to_view: bool = False) -> None:
+    """Lets the rule of ``function`` serve only where it has something to do, or to say."""
     rule = rule_of(function)
 
     @register(function)
     @wraps(rule)
     def shortcut(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
-        if type(x) is not Slab or not _is_easy(x, num_filters(args)):
+        if type(x) is not Slab or x.mesh.backend is not None or not is_easy(x.local, args):
             return rule(*args, **kwargs)
         if _has_more_slabs(args[1:], kwargs):
             return rule(*args, **kwargs)
@@ -79,18 +81,34 @@ def _shorten_loss(function: Callable[..., Any], fits: Callable[[Any, Any], bool]
         return Slab(local, Layout.unsplit(local.shape), x.mesh) if local.ndim else local
 
 
-def _is_easy(x: Slab, num_filters: int) -> bool:
-    """Whether there is no other rank, no tile and no fused kernel."""
-    if x.mesh.backend is not None:
-        return False
-    outputs = x.local.numel() * num_filters * MAX_GROWTH
-    return outputs <= tiles.MAX_NUMEL and not fused.pays(x.local)
+def _is_small(x: Tensor, args: tuple[Any, ...]) -> bool:
+    return x.numel() * MAX_GROWTH <= tiles.MAX_NUMEL
 
 
-def _len_of_weight(args: tuple[Any, ...]) -> int:
-    """Where the weight is not told by its place, more than anything easy has."""
+def _is_small_and_unfused(x: Tensor, args: tuple[Any, ...]) -> bool:
+    return _is_small(x, args) and not fused.pays(x)
+
+
+def _is_small_and_waits_for_none(x: Tensor, args: tuple[Any, ...]) -> bool:
+    return _is_small(x, args) and (waits_in_vain(x) or not fused.pays(x))
+
+
+def _is_small_conv(x: Tensor, args: tuple[Any, ...]) -> bool:
+    """Where the weight is not told by its place, it is not known."""
     weight = args[1] if len(args) > 1 else None
-    return len(weight) if isinstance(weight, Tensor) and weight.ndim else tiles.MAX_NUMEL
+    if not isinstance(weight, Tensor) or weight.ndim < 2 or 0 in weight.shape:
+        return False
+    filters, channels = weight.shape[:2]
+    if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
+        return False
+    return min(filters, channels) > MANY_CHANNELS or not fused.pays(x)
+
+
+def _is_small_linear(x: Tensor, args: tuple[Any, ...]) -> bool:
+    weight = args[1] if len(args) > 1 else None
+    if not isinstance(weight, Tensor) or not weight.ndim:
+        return False
+    return x.numel() * len(weight) * MAX_GROWTH <= tiles.MAX_NUMEL
 
 
 def _has_more_slabs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -100,11 +118,16 @@ def _has_more_slabs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return False
 
 
-for _function in _FUNCTIONS:
-    _shorten(_function)
-for _function in _WEIGHTED:
-    _shorten(_function, num_filters=_len_of_weight)
+for _functions, _is_easy in (
+    (_CONVS, _is_small_conv),
+    (_POOLS, _is_small_and_unfused),
+    (_RELUS, _is_small_and_waits_for_none),
+    (_OTHERS, _is_small),
+    ((F.linear,), _is_small_linear),
+):
+    for _function in _functions:
+        _shorten(_function, _is_easy)
 for _function in (torch.flatten, Tensor.flatten):
-    _shorten(_function, to_view=True)
+    _shorten(_function, _is_small, to_view=True)
 _shorten_loss(F.mse_loss, operator.eq)
 _shorten_loss(F.cross_entropy, lambda scores, labels: labels == scores[:1] + scores[2:])
