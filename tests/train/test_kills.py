@@ -15,5 +15,6 @@ def test_a_run_that_is_killed_thrice_and_stopped_once_ends_with_the_same_weights
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     *blows, end = json.loads(done.stdout)[1:]
-    assert [row["exit code"] for row in blows] == [1, 1, -9, 75]
+    late = blows[-1]["had ended"]  # before the signal came, on a busy machine
+    assert [row["exit code"] for row in blows] == [1, 1, -9, 0 if late else 75]
     assert end["equal"]
