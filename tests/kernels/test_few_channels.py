@@ -102,6 +102,22 @@ def test_blocks_of_rows_and_columns_meet(monkeypatch):
     check(Case((2, 4, 1, 6, 35), 16, CUBE, (1, 1, 1), slope=0.2), torch.float32)
 
 
+def test_saved_tensors_may_be_stored_elsewhere():
+    """As contiguous copies, as offloading to the host makes them."""
+    x = torch.randn(1, 3, 2, 4, 5).to(DEVICE)
+    weight = torch.randn(4, 3, 3, 3, 3).to(DEVICE).requires_grad_()
+    grads = []
+    for hooks in (
+        (lambda t: t, lambda t: t),
+        (lambda t: t.clone(memory_format=torch.contiguous_format),) * 2,
+    ):
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            out = conv_few_channels(x, weight, None, (1, 1, 1), slope=0.1)
+        coefficients = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+        grads.append(torch.autograd.grad(out, weight, coefficients)[0])
+    assert torch.equal(*grads)
+
+
 def test_inputs_of_another_dtype_are_cast_on_the_way():
     x, weight = torch.randn(1, 4, 3, 4, 5), torch.randn(16, 4, 3, 3, 3)
     x, weight = x.to(DEVICE), weight.to(DEVICE)
