@@ -12,8 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from gpu.cases import Case
-from gpu.trial import Setting
-from torch import Tensor
+from gpu.trial import Setting, Trial
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending
@@ -81,7 +80,7 @@ def nobody_answers() -> Iterator[Traffic]:
         yield traffic
 
 
-class LoneTrial:
+class LoneTrial(Trial):
     """A network with this rank's piece of its batch, ready to step: forward, loss, backward."""
 
     def __init__(
@@ -97,17 +96,6 @@ class LoneTrial:
         self.input = Slab(self.x, layout, self.mesh)
         target = case.make_target(device)
         self.target = Slab(target, Layout(case.target, (None,) * len(case.target)), self.mesh)
-
-    def refill(self) -> None:
-        self.x.normal_()
-
-    def step(self) -> Tensor:
-        self.model.zero_grad(set_to_none=True)
-        bf16 = self.case.precision == "bf16" and self.device.type == "cuda"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
-            loss = self.case.loss(self.model(self.input), self.target)
-        loss.backward()
-        return loss
 
     def block_times(self) -> list[dict[str, float]]:
         """The milliseconds of each block of the features, forward and backward.
