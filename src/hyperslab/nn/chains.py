@@ -110,11 +110,6 @@ def install_candidates(module: nn.Module) -> None:
     install_chains(candidates, picked=False)
 
 
-def installed_candidates(module: nn.Module) -> list[DepthFirst]:
-    """The chains of ``module`` that were prepared and not picked."""
-    return [chain for chain in installed_chains(module) if not chain.picked]
-
-
 def installed_chains(module: nn.Module) -> list[DepthFirst]:
     """All chains of ``module``, picked or not."""
     forwards = [part.__dict__.get("forward") for part in module.modules()]

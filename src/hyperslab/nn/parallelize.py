@@ -31,9 +31,10 @@ from hyperslab.nn.chains import (
     find_chains,
     install_candidates,
     install_chains,
-    installed_candidates,
+    installed_chains,
 )
 from hyperslab.nn.comparisons import Comparisons
+from hyperslab.nn.lone import Lone
 from hyperslab.nn.memory_watch import MemoryWatch
 from hyperslab.nn.module_path import add_module_path
 from hyperslab.nn.replica import Replica
@@ -72,6 +73,11 @@ def parallelize(
     results do not change but to rounding, where memory suffices nothing is done, and where it does
     not the step would have failed. Modules with BatchNorm or dropout inside, those with hooks, and
     networks with ``shard_weights`` are left as they are; ``()`` does without it.
+
+    On one rank, ``forward`` is given plain tensors where Slabs change nothing and only cost time.
+    The first pass on arguments of new shapes or dtypes shows that: no fused kernel convolves in it,
+    nothing is cut into tiles, no rule is the user's, no layer has hooks, nothing asks for what only
+    Slabs have or keeps one, and only layers of dropout draw random numbers.
 
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
@@ -228,10 +234,15 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None
 
     DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
     """
-    candidates = installed_candidates(module)
+    chains = installed_chains(module)
+    candidates = [chain for chain in chains if not chain.picked]
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
     comparisons = Comparisons(mesh)
-    run = Replica(module, forward, mesh, comparisons) if replicated else forward
+    run = forward
+    if replicated:
+        run = Replica(module, forward, mesh, comparisons)
+    elif mesh.backend is None:
+        run = Lone(module, forward, mesh, chains)
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
     module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, memory)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})

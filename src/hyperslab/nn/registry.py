@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
+_num_registered = 0
 
 
 def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -37,7 +38,9 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     """
 
     def keep(rule: Rule) -> Rule:
+        global _num_registered
         _RULES.update(dict.fromkeys(functions, rule))
+        _num_registered += 1
         return rule
 
     return keep
@@ -46,6 +49,16 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
 def rule_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule that runs when ``function`` gets a Slab."""
     return _RULES[function]
+
+
+def num_registered() -> int:
+    """How many rules have ever been registered, to tell whether some have changed."""
+    return _num_registered
+
+
+def module_of_rule(function: Callable[..., Any]) -> str:
+    """The Python module whose rule runs ``function``; empty if there is none."""
+    return str(getattr(_RULES.get(function), "__module__", ""))
 
 
 def integers(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:

@@ -1,0 +1,119 @@
+"""Forward passes of a module on one rank: without Slabs, where these change nothing.
+
+The first pass on arguments of a kind runs on Slabs and is watched. If nothing in it needed them,
+passes like it run on plain tensors from then on, and only their outputs become Slabs. Dispatching a
+function of Slabs takes the host longer than launching a kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+from torch.utils._pytree import tree_flatten, tree_map
+
+from hyperslab.comm.graph import is_watched
+from hyperslab.comm.mesh import Mesh
+from hyperslab.nn.depth_first import DepthFirst
+from hyperslab.nn.lone_dropout import install_dropouts
+from hyperslab.nn.parts import Parts
+from hyperslab.nn.registry import num_registered
+from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.watched_slab import PLAIN, Recipe, Watch
+
+_log = logging.getLogger("hyperslab")
+
+MOST_KEPT = 64
+"""Kinds of arguments of which passes are watched; those of others run on Slabs."""
+
+
+class Lone:
+    """The forward pass ``run`` of ``module`` on a mesh of one rank."""
+
+    def __init__(
+        self, module: nn.Module, run: Callable[..., Any], mesh: Mesh, chains: Sequence[DepthFirst]
+    ) -> None:
+        self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
+        self._known: dict[object, Recipe | None] = {}
+        """What is known of passes, by their kind; None where they need Slabs."""
+        self._look()
+
+    def _look(self) -> None:
+        self._known.clear()
+        self._parts = Parts(self._module)
+        install_dropouts(self._parts.modules)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._run(*args, **kwargs)
+        kind = self._kind(args, kwargs)
+        if kind is None:
+            return self._run(*args, **kwargs)
+        if kind not in self._known:
+            return self._watched(kind, args, kwargs)
+        recipe = self._known[kind]
+        if recipe is None:
+            return self._run(*args, **kwargs)
+        if kwargs or any(type(arg) is not Slab for arg in args):
+            args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
+        else:
+            args = tuple([arg.local for arg in args])
+        return recipe.wrap(self._run(*args, **kwargs), self._mesh)
+
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """What passes depend on besides values; None where this one is to run on Slabs."""
+        if is_watched() or any(chain.picked for chain in self._chains):
+            return None
+        if not self._parts.are_there_still():
+            self._look()
+        settings = self._parts.settings()
+        if settings is None:
+            return None
+        leaves: Sequence[Any] = args
+        spec = None
+        if kwargs or any(type(arg) is not Slab for arg in args):
+            leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
+        kinds = tuple([_kind_of(leaf) for leaf in leaves])
+        if None in kinds or not any(type(leaf) is Slab for leaf in leaves):
+            return None
+        device = self._mesh.device.type
+        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        grads = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        kind = kinds, spec, settings, casts, grads, num_registered()
+        return kind if kind in self._known or len(self._known) < MOST_KEPT else None
+
+    def _watched(self, kind: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watch = Watch()
+
+        def shown(leaf: Any) -> Any:
+            return watch.show(leaf) if is_slab(leaf) else leaf
+
+        args, kwargs = tree_map(shown, (args, kwargs), is_leaf=is_slab)
+        try:
+            out, recipe = watch.hide(self._run(*args, **kwargs))
+        finally:
+            del args, kwargs  # or they would be taken for Slabs that the module keeps
+            watch.end()
+        self._known[kind] = None if watch.why else recipe
+        if watch.why:
+            _log.debug("%s runs on Slabs: %s", type(self._module).__name__, watch.why)
+        return out
+
+
+def _kind_of(leaf: Any) -> object:
+    """What passes depend on besides values; None where they may depend on more."""
+    if type(leaf) is Slab:
+        is_plain = type(leaf.local) in (Tensor, Parameter) and not any(leaf.layout.splits)
+        return (leaf.layout, leaf.local.dtype) if is_plain else None
+    if type(leaf) in (Tensor, Parameter):
+        return leaf.shape, leaf.dtype
+    return (type(leaf), leaf) if type(leaf) in PLAIN else None
+
+
+def _local(leaf: Any) -> Any:
+    return leaf.local if isinstance(leaf, Slab) else leaf
