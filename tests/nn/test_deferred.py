@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
-from hyperslab.kernels.packed import Packed
+from hyperslab.kernels.packed import Geometry, Packed
 from hyperslab.nn import deferred
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
@@ -51,7 +51,7 @@ def fusing():
         return activate(plain_conv(x, weight, bias, padding), slope), packed(x, weight, padding)
 
     def packed(x, weight, padding):
-        return Packed(x, padding, x.ndim)
+        return Packed(x, Geometry(len(x), (), (), padding, (), x.ndim, has_room=False))
 
     def input_grad(grad, weight, padding):
         sizes = zip(grad.shape[2:], weight.shape[2:], padding, strict=True)
@@ -64,7 +64,7 @@ def fusing():
         grad = grad if out is None else torch.where(out > 0, grad, grad * slope)
         leaf = weight.detach().requires_grad_()
         with torch.enable_grad():
-            made = plain_conv(packed.data.detach(), leaf, None, packed.extents)
+            made = plain_conv(packed.memory.detach(), leaf, None, packed.geometry.pads)
         bias_grad = grad.sum((0, *range(2, grad.ndim))) if want_bias else None
         return torch.autograd.grad(made, leaf, grad)[0], bias_grad
 
@@ -73,6 +73,7 @@ def fusing():
 
     with (
         patch.object(deferred, "_waits", Counter()),
+        patch.object(deferred, "_used_again", set()),
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
@@ -216,6 +217,34 @@ def test_a_convolution_does_the_activation_after_it():
 
 def test_what_is_used_twice_is_computed_once():
     assert fused_calls(_skip) == [("conv", 1.0), ("max", 0.0)]
+
+
+def _skipped(x, weight, bias):
+    z = F.relu(F.conv3d(x, weight, bias, padding=1))
+    return F.max_pool3d(z, 2).sum() * z.mean((2, 3, 4))
+
+
+def test_what_a_pool_computed_and_a_skip_connection_wants_too_is_computed_once_from_then_on():
+    steps = []
+    with fusing() as calls:
+        for _ in range(3):
+            weights = [t.clone().requires_grad_() for t in WEIGHTS[:2]]
+            out = _skipped(hs.shard(seeded(1, 2, 6, 6, 6), hs.init()), *weights)
+            out.sum().backward()
+            steps.append((calls.copy(), weights[0].grad))
+            calls.clear()
+    assert steps[0][0] == [("conv and max", 0.0), ("conv", 0.0)]
+    assert steps[1][0] == steps[2][0] == [("conv", 0.0), ("max", 1.0)]
+    torch.testing.assert_close(steps[0][1], steps[1][1])
+
+
+def test_a_checkpoint_runs_the_same_kernels_both_times():
+    with fusing() as calls:
+        for _ in range(2):
+            weights = [t.clone().requires_grad_() for t in WEIGHTS[:2]]
+            x = hs.shard(seeded(1, 2, 6, 6, 6), hs.init())
+            checkpoint(_skipped, x, *weights, use_reentrant=False).sum().backward()
+    assert calls == [("conv and max", 0.0), ("conv", 0.0)] * 4
 
 
 def test_a_write_past_the_slab_is_noticed():

@@ -7,7 +7,8 @@ gradient of that, and a bit for each number (average) or a byte for each output 
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +16,17 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from hyperslab.errors import ConfigError
-from hyperslab.kernels.act_pool_plan import TUNING, Cut, Pool, Rows, backward_cut, forward_cut
-from hyperslab.kernels.memory import channels_last, empty_like_format, memory_format_of
+from hyperslab.kernels.act_pool_plan import (
+    TUNING,
+    Pool,
+    Rows,
+    Tuning,
+    backward_cut,
+    forward_cut,
+    rows_of,
+)
+from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.memory import memory_format_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MAX_KERNEL = 3
@@ -43,18 +53,24 @@ def activate_and_pool(y: Tensor, slope: float, pool: Pool) -> Tensor:
 
 def _refusal(y: Tensor, slope: float, pool: Pool) -> str | None:
     """What is asked for and cannot be done."""
-    if y.dtype not in _DTYPES:
-        return f"a tensor of {y.dtype}"
-    if y.ndim not in (4, 5) or any(len(sizes) != y.ndim - 2 for sizes in pool[1:4]):
-        return f"{pool} over a tensor of shape {tuple(y.shape)}"
-    if not y.is_contiguous() and not y.is_contiguous(memory_format=channels_last(y.ndim)):
+    is_image = y.ndim in (4, 5)
+    if is_image and not y.is_contiguous() and memory_format_of(y) is torch.contiguous_format:
         return f"strides of {y.stride()}, neither contiguous nor channels last"
+    return _refused(y.dtype, y.shape, slope, pool)
+
+
+@lru_cache(maxsize=1024)
+def _refused(dtype: torch.dtype, shape: torch.Size, slope: float, pool: Pool) -> str | None:
+    if dtype not in _DTYPES:
+        return f"a tensor of {dtype}"
+    if len(shape) not in (4, 5) or any(len(sizes) != len(shape) - 2 for sizes in pool[1:4]):
+        return f"{pool} over a tensor of shape {tuple(shape)}"
     if pool.kind not in ("avg", "max") or not all(map(_fits, *pool[1:4])):
         return f"{pool}: kernels go to 3, strides to one more, padding to half the kernel"
-    if min(y.shape) == 0 or min(pool.output_shape(y)) < 1:
-        return f"{pool} over a tensor of shape {tuple(y.shape)} has no output"
-    if y.shape[-1] * y.shape[1] >= _MAX_ROW:
-        return f"rows of {y.shape[-1]} x {y.shape[1]} numbers"
+    if min(shape) == 0 or min(pool.output_shape(shape)) < 1:
+        return f"{pool} over a tensor of shape {tuple(shape)} has no output"
+    if shape[-1] * shape[1] >= _MAX_ROW:
+        return f"rows of {shape[-1]} x {shape[1]} numbers"
     if not math.isfinite(slope) or (pool.kind == "max" and slope < 0):
         return f"a slope of {slope} before a pool of kind {pool.kind!r}"
     return None
@@ -67,27 +83,29 @@ def _fits(kernel: int, stride: int, padding: int) -> bool:
 class _ActPool(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, slope: float, pool: Pool, keeps: bool) -> Tensor:
-        rows = Rows.of(y, pool)
-        out = empty_like_format(pool.output_shape(y), y)
+        last = memory_format_of(y)
+        out = torch.empty(
+            pool.output_shape(y.shape), dtype=y.dtype, device=y.device, memory_format=last
+        )
+        rows = rows_of(y.shape, last, pool)
         kept = _empty_kept(rows, out, slope, pool) if keeps else None
-        cut = forward_cut(rows, y.itemsize, TUNING[pool.kind, "forward"])
-        _launch("forward", (y, out, kept), rows, cut, slope, pool)
+        tuning = TUNING[pool.kind, "forward"]
+        _launch("forward", rows, tuning, slope, pool, y.dtype, y.device)(y, out, kept)
         if keeps:
             ctx.save_for_backward(kept)
             ctx.rows, ctx.slope, ctx.pool = rows, slope, pool
-            ctx.shape, ctx.memory_format = y.shape, memory_format_of(y)
+            ctx.shape, ctx.memory_format = y.shape, last
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        grad = grad.contiguous(memory_format=ctx.memory_format)
-        out = torch.empty(
-            ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=ctx.memory_format
-        )
-        cut = backward_cut(ctx.rows, grad.itemsize, TUNING[ctx.pool.kind, "backward"])
+        pool, last = ctx.pool, ctx.memory_format
+        grad = grad.contiguous(memory_format=last)
+        out = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=last)
         (kept,) = ctx.saved_tensors
-        _launch("backward", (grad, kept, out), ctx.rows, cut, ctx.slope, ctx.pool)
+        key = ctx.rows, TUNING[pool.kind, "backward"], ctx.slope, pool, grad.dtype, grad.device
+        _launch("backward", *key)(grad, kept, out)
         return out, None, None, None
 
 
@@ -100,16 +118,19 @@ def _empty_kept(rows: Rows, out: Tensor, slope: float, pool: Pool) -> Tensor | N
     return torch.empty(rows.sign_bytes, dtype=torch.uint8, device=out.device)
 
 
+@lru_cache(maxsize=1024)
 def _launch(
-    way: str,
-    tensors: tuple[Tensor | None, ...],
+    way: Literal["forward", "backward"],
     rows: Rows,
-    cut: Cut,
+    tuning: Tuning,
     slope: float,
     pool: Pool,
-) -> None:
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Launch:
     from hyperslab.kernels.gpu import average, maximum
 
+    cut = (forward_cut if way == "forward" else backward_cut)(rows, dtype.itemsize, tuning)
     constants: dict[str, Any] = {
         "channels": rows.channels, "slope": slope, "kernel": rows.kernel,
         "stride": rows.stride, "padding": rows.padding, **cut.block,
@@ -120,5 +141,4 @@ def _launch(
     else:
         kernel = getattr(maximum, f"maximum_{way}")
     sizes = (*rows.extent, *rows.outputs, cut.chunks, cut.groups, cut.cols)
-    with torch.cuda.device_of(tensors[0]):
-        kernel[(cut.programs,)](*tensors, *sizes, **constants, **cut.options)
+    return Launch(kernel, (cut.programs,), device, sizes, constants, cut.options)

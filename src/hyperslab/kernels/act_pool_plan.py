@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
-
-from hyperslab.kernels.memory import memory_format_of
 
 Triple = tuple[int, int, int]
 
@@ -47,10 +46,10 @@ class Pool(NamedTuple):
     padding: tuple[int, ...]
     count_include_pad: bool = True
 
-    def output_shape(self, y: Tensor) -> tuple[int, ...]:
-        dims = zip(y.shape[2:], self.kernel, self.stride, self.padding, strict=True)
-        sizes = (1 + (n + 2 * pad - k) // step for n, k, step, pad in dims)
-        return (*y.shape[:2], *sizes)
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of a tensor of this ``shape``."""
+        dims = zip(shape[2:], self.kernel, self.stride, self.padding, strict=True)
+        return (*shape[:2], *[1 + (n + 2 * pad - k) // step for n, k, step, pad in dims])
 
 
 class Rows(NamedTuple):
@@ -66,17 +65,6 @@ class Rows(NamedTuple):
     kernel: Triple
     stride: Triple
     padding: Triple
-
-    @classmethod
-    def of(cls, y: Tensor, pool: Pool) -> Rows:
-        samples, channels, *extent = y.shape
-        if memory_format_of(y) is torch.contiguous_format:
-            samples, channels = samples * channels, 1
-        outputs = pool.output_shape(y)[2:]
-        return cls(
-            samples, channels, _three(extent, 1), _three(outputs, 1),
-            _three(pool.kernel, 1), _three(pool.stride, 1), _three(pool.padding, 0),
-        )  # fmt: skip
 
     @property
     def bits(self) -> int:
@@ -103,6 +91,19 @@ class Rows(NamedTuple):
             for first in [min(pad, max(k - step, 0))]
         )
         return depth, height, width
+
+
+@lru_cache(maxsize=1024)
+def rows_of(shape: torch.Size, memory_format: torch.memory_format, pool: Pool) -> Rows:
+    """The rows of a tensor and the pool over them."""
+    samples, channels, *extent = shape
+    if memory_format is torch.contiguous_format:
+        samples, channels = samples * channels, 1
+    outputs = pool.output_shape(shape)[2:]
+    return Rows(
+        samples, channels, _three(extent, 1), _three(outputs, 1),
+        _three(pool.kernel, 1), _three(pool.stride, 1), _three(pool.padding, 0),
+    )  # fmt: skip
 
 
 class Cut(NamedTuple):

@@ -142,8 +142,10 @@ def _is_small(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
 
 def _is_exact(dtype: torch.dtype) -> bool:
     """Whether products are wanted as exact as float32 has them: fused kernels take TF32."""
+    if dtype != torch.float32:
+        return False
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return dtype == torch.float32 and precision != "tf32"
+    return bool(precision != "tf32")
 
 
 def _bias_grad(grad: Tensor) -> Tensor:
@@ -200,15 +202,15 @@ class _FewChannels(Function):
     ) -> Tensor:
         out, packed = few_channels.convolve(x, weight, bias, padding, slope)
         ctx.padding, ctx.slope = padding, slope
-        ctx.shape, ctx.extents = packed.data.shape, packed.extents
+        ctx.geometry = packed.geometry
         # Inputs of later layers are packed again: that costs less than keeping them twice.
-        kept = None if x.requires_grad else packed.flat
+        kept = packed.memory if packed.geometry.has_room and not x.requires_grad else None
         ctx.save_for_backward(x, weight, kept, out if slope != 1 else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, flat, out = ctx.saved_tensors
+        x, weight, kept, out = ctx.saved_tensors
         wants_x, *wants = ctx.needs_input_grad[:3]
         ones = (1,) * len(ctx.padding)
         convolution = Settings(ones, ones, 1).padded(ctx.padding)
@@ -217,10 +219,9 @@ class _FewChannels(Function):
             wide = x.to(weight.dtype)
             grads = convolution.run_backward_at_once(grad, wide, weight, (wants_x, *wants))
             return (*grads, None, None)
-        if flat is not None:
-            packed = Packed.inside(flat, ctx.shape, ctx.extents, x.ndim)
+        if kept is not None:
             grad_weight, grad_bias = few_channels.weight_grads(
-                packed, grad, weight, out, ctx.slope, want_bias=wants[1]
+                Packed(kept, ctx.geometry), grad, weight, out, ctx.slope, want_bias=wants[1]
             )
             return None, grad_weight, grad_bias, None, None
         grad = grad if out is None else _unactivated(grad, out, ctx.slope)

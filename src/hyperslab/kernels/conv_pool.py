@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from hyperslab.kernels import few_channels
 from hyperslab.kernels.act_pool_plan import Pool, Triple
 from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out
-from hyperslab.kernels.memory import channels_last, empty_channels_last
-from hyperslab.kernels.packed import Packed
+from hyperslab.kernels.memory import channels_last
+from hyperslab.kernels.packed import Geometry, Packed, packed_copy
 
 MIN_NUMEL = 1 << 30
 """Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""
@@ -107,7 +107,7 @@ def _fits(kernel: int, stride: int, padding: int) -> bool:
 
 
 def _has_room(weight: Tensor, tuning: Tuning) -> bool:
-    shape = Shape.of(weight, at_once=16)
+    shape = Shape.of(weight.shape, 16)
     _, height, blocks, rows, columns = shape.layout
     inputs = tuning.stages * 2 * tuning.groups * (blocks + tuning.at_once) * rows
     numbers = height * blocks * rows * columns + inputs
@@ -146,19 +146,19 @@ class _ConvPool(Function):
         pool: Pool,
         keeps: bool,
     ) -> Tensor:
-        packed = Packed.of(x, weight, padding)
-        sizes = _Sizes.of(packed, weight, slope, pool)
+        packed = packed_copy(x, weight, padding)
+        sizes = _Sizes.of(packed.geometry, weight, slope, pool)
         out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
         if keeps:
-            ctx.save_for_backward(weight, packed.flat, kept)
-            ctx.sizes, ctx.packed = sizes, (packed.data.shape, packed.extents, packed.ndim)
+            ctx.save_for_backward(weight, packed.memory, kept)
+            ctx.sizes, ctx.geometry = sizes, packed.geometry
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, flat, kept = ctx.saved_tensors
-        packed = Packed.inside(flat, *ctx.packed)
+        weight, memory, kept = ctx.saved_tensors
+        packed = Packed(memory, ctx.geometry)
         want_bias = ctx.needs_input_grad[2]
         grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
         return None, *grads, None, None, None, None
@@ -177,21 +177,21 @@ class _Sizes(NamedTuple):
     constants: dict[str, Any]
 
     @classmethod
-    def of(cls, packed: Packed, weight: Tensor, slope: float, pool: Pool) -> _Sizes:
+    def of(cls, geometry: Geometry, weight: Tensor, slope: float, pool: Pool) -> _Sizes:
         flat = (1,) * (3 - len(pool.kernel))
         kernel, stride = flat + pool.kernel, flat + pool.stride
-        extents = packed.extents
+        extents = geometry.extents
         d, h, w = (
             1 + (n + 2 * (k - s) - k) // s for n, k, s in zip(extents, kernel, stride, strict=True)
         )
-        shape = Shape.of(weight, at_once=16)
+        shape = Shape.of(weight.shape, 16)
         tiles = shape.layout[0]
         constants = {
             "MAXIMUM": pool.kind == "max", "KERNEL": kernel, "STRIDE": stride,
             "COUNTS": pool.count_include_pad, "SLOPE": slope, "PRECISION": "tf32",
         }  # fmt: skip
         words = tiles * (shape.block_f // WORD)
-        return cls(packed.data.shape[0], extents, (d, h, w), tiles, words, constants)
+        return cls(geometry.samples, extents, (d, h, w), tiles, words, constants)
 
     def empty_kept(self, filters: int, device: torch.device) -> Tensor | None:
         """Room for the places of maxima, or for the signs of all outputs of the convolution."""
@@ -211,8 +211,8 @@ def _forward(
     from hyperslab.kernels.gpu.conv_pool import conv_pool_kernel
 
     tuning = FORWARD["max" if sizes.constants["MAXIMUM"] else "avg"]
-    shape = Shape.of(weight, at_once=16)
-    out = _outputs(packed, sizes, shape.filters)
+    shape = Shape.of(weight.shape, 16)
+    out = packed.empty(shape.filters, sizes.outputs)
     kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
     depth, height, width = sizes.outputs
     kernel, stride = sizes.constants["KERNEL"], sizes.constants["STRIDE"]
@@ -227,18 +227,12 @@ def _forward(
     block = rows * tuning.groups * shape.group // 2 * shape.block_f
     sums, places = _carried(math.prod(grid) * block, sizes, at_once, weight.device)
     conv_pool_kernel[grid](
-        packed.data, lay_out(weight, shape), bias, out, kept, sums, places,
-        *packed.data.stride()[:3], *sizes.extents, *sizes.outputs, shape.filters, rows, planes,
+        packed.memory, lay_out(weight, shape), bias, out, kept, sums, places,
+        *packed.geometry.strides, *sizes.extents, *sizes.outputs, shape.filters, rows, planes,
         **shape.constants, **sizes.constants, BLOCK_Q=tuning.groups, AT_ONCE=at_once,
         HAS_BIAS=bias is not None, **tuning.options(shape),
     )  # fmt: skip
     return out, kept
-
-
-def _outputs(packed: Packed, sizes: _Sizes, filters: int) -> Tensor:
-    """Uninitialised, channels last, of the inputs' number of dims."""
-    extents = sizes.outputs if packed.ndim == 5 else sizes.outputs[1:]
-    return empty_channels_last((sizes.samples, filters, *extents), packed.data)
 
 
 def _carried(
@@ -262,16 +256,16 @@ def _backward(
     *,
     want_bias: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    from hyperslab.kernels.gpu.conv_pool import conv_pool_grad_kernel
+    from hyperslab.kernels.gpu.conv_pool_grad import conv_pool_grad_kernel
 
-    shape = Shape.of(weight, at_once=64 if weight.shape[-2] < 5 else 32)
+    shape = Shape.of(weight.shape, 64 if weight.shape[-2] < 5 else 32)
     grad = grad.to(weight.dtype).contiguous(memory_format=channels_last(grad.ndim))
     programs = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
     tiles = sizes.tiles
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, shape.block_f), device=weight.device)
     conv_pool_grad_kernel[(programs, tiles * shape.layout[2])](
-        packed.data, grad, kept, sums, bias_sums, *packed.data.stride()[:3],
+        packed.memory, grad, kept, sums, bias_sums, *packed.geometry.strides,
         sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, BACKWARD.rows,
         **shape.constants, **sizes.constants, BLOCK_Q=BACKWARD.groups, HAS_BIAS=want_bias,
         **BACKWARD.options(shape),
@@ -279,4 +273,4 @@ def _backward(
     bias_grad = None
     if want_bias:
         bias_grad = bias_sums.sum(1).flatten()[: shape.filters].to(weight.dtype)
-    return gather_grads(sums.sum(1), shape, weight), bias_grad
+    return gather_grads(sums, shape, weight), bias_grad

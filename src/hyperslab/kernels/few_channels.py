@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out, power_of_two
+from hyperslab.kernels.launch import Launch
 from hyperslab.kernels.memory import channels_last
-from hyperslab.kernels.packed import Packed, pack
+from hyperslab.kernels.packed import Geometry, Packed, pack
 
 MAX_CHANNELS = 32
 MAX_SHARED_BYTES = 200 << 10
@@ -31,6 +33,11 @@ class Tuning(NamedTuple):
     at_once: int = 16
     """Numbers of a group's window that are multiplied at once, at least."""
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Of the compiler."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
 
 # Each was the fastest of those tried, by the bytes that a group of outputs reads of one row.
 FORWARD = {
@@ -48,8 +55,8 @@ BUSY = 4
 """Programs that keep a processor of the device busy: with fewer, each goes down fewer rows."""
 
 
-def _tuned(table: dict[int, Tuning], weight: Tensor, dtype: torch.dtype) -> Tuning:
-    row_bytes = Shape.of(weight, at_once=0).row * dtype.itemsize
+def _tuned(table: dict[int, Tuning], sizes: tuple[int, ...], dtype: torch.dtype) -> Tuning:
+    row_bytes = Shape.of(sizes, 0).row * dtype.itemsize
     return next(tuning for limit, tuning in table.items() if row_bytes <= limit)
 
 
@@ -58,14 +65,17 @@ def is_supported(weight: Tensor, dtype: torch.dtype, steps: tuple[int, ...], gro
 
     ``steps`` are strides and dilations.
     """
+    return groups == 1 and dtype in DTYPES and _are_supported(weight.shape, dtype, steps)
+
+
+@lru_cache(maxsize=1024)
+def _are_supported(sizes: torch.Size, dtype: torch.dtype, steps: tuple[int, ...]) -> bool:
     return (
-        groups == 1
-        and dtype in DTYPES
-        and weight.ndim in (4, 5)
-        and weight.shape[1] <= MAX_CHANNELS
-        and all(extent in KERNELS for extent in weight.shape[2:])
+        len(sizes) in (4, 5)
+        and sizes[1] <= MAX_CHANNELS
+        and all(extent in KERNELS for extent in sizes[2:])
         and all(step == 1 for step in steps)
-        and _fits_shared_memory(weight, dtype)
+        and _fit_shared_memory(sizes, dtype)
     )
 
 
@@ -89,19 +99,19 @@ def is_faster(weight: Tensor, dtype: torch.dtype) -> bool:
     return fewest <= 16 and math.prod(kernel) > 1
 
 
-def _fits_shared_memory(weight: Tensor, dtype: torch.dtype) -> bool:
+def _fit_shared_memory(sizes: torch.Size, dtype: torch.dtype) -> bool:
     """Weights, and rows of inputs and gradients on their way: those are what programs keep."""
-    tuning = _tuned(FORWARD, weight, dtype)
-    _, height, blocks, rows, columns = Shape.of(weight, at_once=tuning.at_once).layout
+    tuning = _tuned(FORWARD, sizes, dtype)
+    _, height, blocks, rows, columns = Shape.of(sizes, tuning.at_once).layout
     forward = height * blocks * rows * columns + tuning.stages * tuning.groups * blocks * rows
-    tuning = _tuned(BACKWARD, weight, dtype)
-    _, height, _, rows, columns = _backward_shape(weight, tuning).layout
+    tuning = _tuned(BACKWARD, sizes, dtype)
+    _, height, _, rows, columns = _backward_shape(sizes, tuning).layout
     backward = tuning.stages * tuning.groups * (rows + height * columns)
     return max(forward, backward) * dtype.itemsize <= MAX_SHARED_BYTES
 
 
-def _backward_shape(weight: Tensor, tuning: Tuning) -> Shape:
-    return Shape.of(weight, at_once=tuning.at_once // (1 if weight.shape[-2] < 5 else 2))
+def _backward_shape(sizes: torch.Size, tuning: Tuning) -> Shape:
+    return Shape.of(sizes, tuning.at_once // (1 if sizes[-2] < 5 else 2))
 
 
 def convolve(
@@ -115,34 +125,50 @@ def convolve(
     return _convolve(packed, weight, bias, slope), packed
 
 
-def turned(weight: Tensor) -> Tensor:
-    """The weights with which gradients of outputs are convolved to those of inputs."""
-    return weight.detach().flip(*range(2, weight.ndim)).transpose(0, 1)
-
-
 def input_grad(grad: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Tensor:
     """The gradient of the input; padding must be less than the kernel."""
-    pads = tuple(k - 1 - pad for k, pad in zip(weight.shape[2:], padding, strict=True))
-    return convolve(grad, turned(weight), None, pads)[0]
+    pads = tuple([k - 1 - pad for k, pad in zip(weight.shape[2:], padding, strict=True)])
+    packed = pack(grad, weight.transpose(0, 1), pads)
+    return _convolve(packed, weight, None, 1.0, turned=True)
 
 
-def _convolve(packed: Packed, weight: Tensor, bias: Tensor | None, slope: float) -> Tensor:
+def _convolve(
+    packed: Packed, weight: Tensor, bias: Tensor | None, slope: float, *, turned: bool = False
+) -> Tensor:
+    sizes = (weight.shape[1], weight.shape[0], *weight.shape[2:]) if turned else weight.shape
+    tuning = _tuned(FORWARD, sizes, weight.dtype)
+    shape = Shape.of(sizes, tuning.at_once)
+    out = packed.empty(shape.filters, packed.geometry.extents)
+    launch = _conv_launch(packed.geometry, shape, tuning, slope, bias is not None, weight.device)
+    launch(packed.memory, lay_out(weight, shape, turned=turned), bias, out)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _conv_launch(
+    geometry: Geometry,
+    shape: Shape,
+    tuning: Tuning,
+    slope: float,
+    has_bias: bool,
+    device: torch.device,
+) -> Launch:
     from hyperslab.kernels.gpu.few_channels import conv_kernel
 
-    tuning = _tuned(FORWARD, weight, weight.dtype)
-    shape = Shape.of(weight, at_once=tuning.at_once)
-    out = packed.outputs(shape.filters)
-    _, height, width = packed.extents
+    _, height, width = geometry.extents
     across = -(-width // (shape.group * tuning.groups)) * shape.layout[0]
-    rows = _rows(packed, across, tuning)
-    conv_kernel[(packed.num_planes, -(-height // rows), across)](
-        packed.data, lay_out(weight, shape), bias, out,
-        *packed.place, *packed.extents, shape.filters, rows,
-        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=bias is not None, SLOPE=slope,
-        PRECISION="tf32", MASKED=not packed.has_room,
-        num_warps=tuning.warps, num_stages=tuning.stages,
+    rows = _rows(geometry, across, tuning, device)
+    return Launch(
+        conv_kernel,
+        (geometry.num_planes, -(-height // rows), across),
+        device,
+        (*geometry.numbers, *geometry.extents, shape.filters, rows),
+        {
+            **shape.constants, "BLOCK_Q": tuning.groups, "HAS_BIAS": has_bias, "SLOPE": slope,
+            "PRECISION": "tf32", "MASKED": not geometry.has_room,
+        },
+        tuning.options,
     )  # fmt: skip
-    return out
 
 
 def weight_grads(
@@ -155,42 +181,62 @@ def weight_grads(
     want_bias: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Those of weight and bias; a ``slope`` other than 1 was applied to give ``out``."""
-    from hyperslab.kernels.gpu.few_channels import weight_grad_kernel
-
-    tuning = _tuned(BACKWARD, weight, weight.dtype)
-    shape = _backward_shape(weight, tuning)
+    tuning = _tuned(BACKWARD, weight.shape, weight.dtype)
+    shape = _backward_shape(weight.shape, tuning)
     last = channels_last(grad.ndim)
     grad = grad.to(weight.dtype).contiguous(memory_format=last)
-    out = None if out is None else out.contiguous(memory_format=last)
-    tiles, columns = shape.layout[0], shape.layout[-1]
+    out = grad if out is None else out.contiguous(memory_format=last)
     programs = num_programs(weight.device)
-    across = -(-packed.extents[2] // (shape.group * tuning.groups))
-    rows = _rows(packed, across, tuning)
+    tiles, columns = shape.layout[0], shape.layout[-1]
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
-    bias_sums = torch.empty((tiles, programs, columns) if want_bias else 0, device=weight.device)
-    weight_grad_kernel[(programs, tiles * shape.layout[2])](
-        packed.data, grad, grad if out is None else out, sums, bias_sums,
-        *packed.place, packed.num_planes, *packed.extents, shape.filters, rows,
-        **shape.constants, BLOCK_Q=tuning.groups, HAS_BIAS=want_bias, SLOPE=slope,
-        PRECISION="tf32", MASKED=not packed.has_room, CARRIED=slope != 1,
-        num_warps=tuning.warps, num_stages=tuning.stages,
-    )  # fmt: skip
+    bias_sums = sums
+    if want_bias:
+        bias_sums = torch.empty((tiles, programs, columns), device=weight.device)
+    launch = _grad_launch(packed.geometry, shape, tuning, slope, want_bias, weight.device)
+    launch(packed.memory, grad, out, sums, bias_sums)
     bias_grad = None
     if want_bias:
         per_filter = bias_sums.sum(1).view(tiles, shape.group, shape.block_f).sum(1)
         bias_grad = per_filter.flatten()[: shape.filters].to(weight.dtype)
-    return gather_grads(sums.sum(1), shape, weight), bias_grad
+    return gather_grads(sums, shape, weight), bias_grad
 
 
-def _rows(packed: Packed, across: int, tuning: Tuning) -> int:
+@lru_cache(maxsize=1024)
+def _grad_launch(
+    geometry: Geometry,
+    shape: Shape,
+    tuning: Tuning,
+    slope: float,
+    want_bias: bool,
+    device: torch.device,
+) -> Launch:
+    from hyperslab.kernels.gpu.few_channels import weight_grad_kernel
+
+    across = -(-geometry.extents[2] // (shape.group * tuning.groups))
+    rows = _rows(geometry, across, tuning, device)
+    return Launch(
+        weight_grad_kernel,
+        (num_programs(device), shape.layout[0] * shape.layout[2]),
+        device,
+        (*geometry.numbers, geometry.num_planes, *geometry.extents, shape.filters, rows),
+        {
+            **shape.constants, "BLOCK_Q": tuning.groups, "HAS_BIAS": want_bias, "SLOPE": slope,
+            "PRECISION": "tf32", "MASKED": not geometry.has_room, "CARRIED": slope != 1,
+        },
+        tuning.options,
+    )  # fmt: skip
+
+
+def _rows(geometry: Geometry, across: int, tuning: Tuning, device: torch.device) -> int:
     """How many rows a program goes down."""
-    rows, height = tuning.rows, packed.extents[1]
-    wanted = num_programs(packed.data.device)
-    while rows > MIN_ROWS and packed.num_planes * across * -(-height // rows) < wanted:
+    rows, height = tuning.rows, geometry.extents[1]
+    wanted = num_programs(device)
+    while rows > MIN_ROWS and geometry.num_planes * across * -(-height // rows) < wanted:
         rows //= 2
     return rows
 
 
+@lru_cache
 def num_programs(device: torch.device, per_processor: int = BUSY) -> int:
     """Of a kernel that gives every processor of the device as many."""
     if device.type != "cuda":  # Triton's interpreter

@@ -29,9 +29,12 @@ def pays(x: Tensor) -> bool:
 
 def is_measured(device: torch.device) -> bool:
     """Whether fused kernels were measured on GPUs like ``device``, and can run."""
-    return WANTED and _has_triton() and torch.cuda.get_device_capability(device) in FASTER_ON
+    return WANTED and _has_triton() and _capability(device) in FASTER_ON
 
 
 @lru_cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+_capability = lru_cache(torch.cuda.get_device_capability)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from hyperslab.kernels.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -24,34 +26,37 @@ class Shape:
     block_k: int
     """How many numbers of a group's window are multiplied at once."""
 
-    @classmethod
-    def of(cls, weight: Tensor, *, at_once: int) -> Shape:
-        """With blocks that hold one plane of the kernel, or as many as ``at_once`` numbers do."""
-        filters, channels, *flat, height, width = weight.shape
-        whole = (flat[0] if flat else 1, height, width)
-        one = cls(filters, channels, whole, 0)
-        block_k = max(16, one.row, min(at_once, power_of_two(whole[0] * one.row)))
-        return cls(filters, channels, whole, block_k)
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def of(sizes: tuple[int, ...], at_once: int) -> Shape:
+        """Of weights of these ``sizes``, with blocks of one plane of the kernel, or of as many
+        planes as ``at_once`` numbers are.
+        """
+        filters, channels, *others = sizes
+        kernel = in_three_dims(others, 1)
+        one = Shape(filters, channels, kernel, 0)
+        block_k = max(16, one.row, min(at_once, power_of_two(kernel[0] * one.row)))
+        return Shape(filters, channels, kernel, block_k)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Channels a voxel has room for."""
         return power_of_two(self.channels)
 
-    @property
+    @cached_property
     def group(self) -> int:
         return max(2, self.kernel[2] - 1)
 
-    @property
+    @cached_property
     def row(self) -> int:
         """The numbers that a group of outputs reads of one row: a power of two."""
         return (self.kernel[2] - 1 + self.group) * self.slots
 
-    @property
+    @cached_property
     def block_f(self) -> int:
         return min(power_of_two(max(16, self.filters)), 64 // self.group)
 
-    @property
+    @cached_property
     def layout(self) -> tuple[int, int, int, int, int]:
         """Of the weights: blocks of filters, height, blocks of depth, a block's two dims."""
         planes = self.block_k // self.row
@@ -59,7 +64,7 @@ class Shape:
         tiles = -(-self.filters // self.block_f)
         return (tiles, self.kernel[1], blocks, self.block_k, self.group * self.block_f)
 
-    @property
+    @cached_property
     def constants(self) -> dict[str, int]:
         """What kernels are compiled for."""
         depth, height, _ = self.kernel
@@ -79,45 +84,65 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-@lru_cache(maxsize=256)
-def _places(shape: Shape, device: torch.device) -> Tensor:
-    """Where each weight lies in the laid out weights: in a place for each output of a group."""
-    planes = shape.block_k // shape.row
-    f, c, d, h, w, p = torch.meshgrid(
-        *(torch.arange(n) for n in (shape.filters, shape.channels, *shape.kernel, shape.group)),
-        indexing="ij",
-    )
-    index = [
-        f // shape.block_f,
-        h,
-        d // planes,
-        d % planes * shape.row + (w + p) * shape.slots + c,
-        p * shape.block_f + f % shape.block_f,
-    ]
-    flat = torch.zeros_like(f)
-    for place, extent in zip(index, shape.layout, strict=True):
-        flat = flat * extent + place
-    return flat.to(device)
+def lay_out(weight: Tensor, shape: Shape, *, turned: bool = False) -> Tensor:
+    """The weights as kernels read them: in a place for each output of a group, else zeros.
+
+    Where ``turned`` they are those with which gradients of outputs are convolved.
+    """
+    out = torch.empty(shape.layout, dtype=weight.dtype, device=weight.device)
+    _lay_out(shape, weight.stride(), weight.device, turned)(weight, out)
+    return out
 
 
-@lru_cache(maxsize=256)
-def _sources(shape: Shape, device: torch.device) -> Tensor:
-    """Which weight lies at each place; the one after the last is zero."""
-    places = _places(shape, device)
-    num = places[..., 0].numel()
-    found = torch.full((math.prod(shape.layout),), num, device=device)
-    numbers = torch.arange(num, device=device).view(places.shape[:-1])
-    found[places.flatten()] = numbers[..., None].expand(places.shape).flatten()
-    return found
+def gather_grads(sums: Tensor, shape: Shape, weight: Tensor) -> Tensor:
+    """The gradient of ``weight`` from those of laid out weights that programs of a kernel found.
+
+    They are ``sums[block of filters, program, ...]``.
+    """
+    grads = torch.empty_like(weight)
+    _gather(shape, sums.shape[1], grads.stride(), grads.device)(sums, grads)
+    return grads
 
 
-def lay_out(weight: Tensor, shape: Shape) -> Tensor:
-    """The weights as kernels read them."""
-    padded = F.pad(weight.detach().flatten(), (0, 1))
-    return padded[_sources(shape, weight.device)]
+LAID_AT_ONCE = 1024
+"""Places."""
+GATHERED_AT_ONCE = 64
+"""Programs' sums."""
 
 
-def gather_grads(sums: Tensor, shape: Shape, like: Tensor) -> Tensor:
-    """The gradient of weights from that of laid out weights: the adjoint of ``lay_out``."""
-    grads = sums.flatten()[_places(shape, sums.device)].sum(-1)
-    return grads.view(like.shape).to(like.dtype)
+@lru_cache(maxsize=1024)
+def _lay_out(
+    shape: Shape,
+    strides: tuple[int, ...],
+    device: torch.device,
+    turned: bool,
+) -> Launch:
+    from hyperslab.kernels.gpu.laid_out import lay_out_kernel
+
+    numel = math.prod(shape.layout)
+    first, second, *others = strides
+    ends = (second, first) if turned else (first, second)
+    numbers = (shape.filters, shape.channels, *ends, *in_three_dims(others, 0), numel)
+    constants = {**shape.constants, "BLOCK": LAID_AT_ONCE, "TURNED": turned}
+    return Launch(lay_out_kernel, (-(-numel // LAID_AT_ONCE),), device, numbers, constants)
+
+
+@lru_cache(maxsize=1024)
+def _gather(
+    shape: Shape,
+    programs: int,
+    strides: tuple[int, ...],
+    device: torch.device,
+) -> Launch:
+    from hyperslab.kernels.gpu.laid_out import gather_kernel
+
+    grid = (shape.channels, math.prod(shape.kernel), shape.layout[0])
+    numbers = (programs, shape.filters, *strides[:2], *in_three_dims(strides[2:], 0))
+    constants = {**shape.constants, "AT_ONCE": GATHERED_AT_ONCE}
+    return Launch(gather_kernel, grid, device, numbers, constants)
+
+
+def in_three_dims(sizes: Sequence[int], missing: int) -> tuple[int, int, int]:
+    """Those of depth, height and width, ``missing`` for the depth of two dims."""
+    depth, height, width = (missing,) * (3 - len(sizes)) + tuple(sizes)
+    return depth, height, width

@@ -6,13 +6,6 @@ import torch
 from torch import Tensor
 
 
-def empty_like_format(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """An uninitialised tensor of ``shape``, otherwise as ``like``, its memory format included."""
-    return torch.empty(
-        shape, dtype=like.dtype, device=like.device, memory_format=memory_format_of(like)
-    )
-
-
 def channels_last(ndim: int) -> torch.memory_format:
     """That of images (4 dims) or volumes (5)."""
     return torch.channels_last if ndim == 4 else torch.channels_last_3d

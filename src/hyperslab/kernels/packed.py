@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.laid_out import Shape, power_of_two
+from hyperslab.kernels.laid_out import Shape, in_three_dims, power_of_two
+from hyperslab.kernels.launch import Launch
 from hyperslab.kernels.memory import empty_channels_last
 
 MIN_CHANNELS_UNPACKED = 8
@@ -17,91 +17,123 @@ MIN_CHANNELS_UNPACKED = 8
 MAX_GROUPS = 64
 """Of outputs along the width that a kernel computes at once."""
 
-
-def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
-    """``x`` as kernels read it, copied only where it must be."""
-    return Packed.seen_in(x, weight, padding) or Packed.of(x, weight, padding)
+Triple = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Inputs channels last in rows, with zeros around them; 5 dims, with room at the end.
+class Geometry(NamedTuple):
+    """Where inputs lie in memory, channels last in rows, and what outputs they have."""
 
-    A block of outputs reads beyond the last row's end.
-    """
-
-    data: Tensor
-    extents: tuple[int, int, int]
+    samples: int
+    sizes: Triple
+    strides: Triple
+    """Of samples, depth and height."""
+    pads: Triple
+    """The padding that is not in memory."""
+    extents: Triple
     """Of the outputs."""
     ndim: int
     """Of the inputs before."""
-    pads: tuple[int, int, int] = (0, 0, 0)
-    """The padding that is not in memory."""
-    flat: Tensor | None = None
-    """The memory that holds ``data`` and, behind it, room that kernels may read."""
+    has_room: bool
+    """Whether there are zeros around the inputs, and behind them memory that may be read."""
 
     @property
-    def has_room(self) -> bool:
-        return self.flat is not None
-
-    @classmethod
-    def seen_in(cls, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed | None:
-        """``x`` as it is, if that is how kernels can read it."""
-        whole = x.unsqueeze(2) if x.ndim == 4 else x
-        rows = whole.movedim(1, -1)
-        channels = rows.shape[-1]
-        if (
-            x.dtype != weight.dtype
-            or channels != power_of_two(channels)
-            or channels < MIN_CHANNELS_UNPACKED
-            or not rows.is_contiguous()
-        ):
-            return None
-        pads = (0,) * (5 - x.ndim) + padding
-        kernel = (1,) * (5 - x.ndim) + tuple(weight.shape[2:])
-        d, h, w = (e + 2 * p - k + 1 for e, p, k in zip(rows.shape[1:4], pads, kernel, strict=True))
-        return cls(rows, (d, h, w), x.ndim, (pads[0], pads[1], pads[2]))
-
-    @classmethod
-    def of(cls, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
-        from hyperslab.kernels.gpu.few_channels import pack_kernel
-
-        shape = Shape.of(weight, at_once=0)
-        pads = (0,) * (5 - x.ndim) + padding
-        whole = x.unsqueeze(2) if x.ndim == 4 else x
-        n, channels, *extents = whole.shape
-        depth, height, width = (e + 2 * p for e, p in zip(extents, pads, strict=True))
-        aligned = -(-width // 8) * 8
-        room = MAX_GROUPS * shape.group * shape.slots + shape.row
-        numel = n * depth * height * aligned * shape.slots
-        flat = torch.empty(numel + room, dtype=weight.dtype, device=x.device)
-        flat[numel:] = 0
-        block = min(256, power_of_two(aligned))
-        pack_kernel[(n * depth * height, -(-aligned // block))](
-            whole, flat, *whole.stride(), channels, *extents, *pads, depth, height, aligned,
-            CHANNELS=shape.slots, BLOCK=block,
-        )  # fmt: skip
-        d, h, w = (e - k + 1 for e, k in zip((depth, height, width), shape.kernel, strict=True))
-        return cls.inside(flat, (n, depth, height, aligned, shape.slots), (d, h, w), x.ndim)
-
-    @classmethod
-    def inside(
-        cls, flat: Tensor, shape: Sequence[int], extents: tuple[int, int, int], ndim: int
-    ) -> Packed:
-        """Those of ``shape`` at the beginning of ``flat``."""
-        return cls(flat[: math.prod(shape)].view(shape), extents, ndim, flat=flat)
-
-    def outputs(self, filters: int) -> Tensor:
-        """Uninitialised, channels last, of the inputs' number of dims."""
-        sizes = self.extents if self.ndim == 5 else self.extents[1:]
-        return empty_channels_last((self.data.shape[0], filters, *sizes), self.data)
-
-    @property
-    def place(self) -> tuple[int, ...]:
-        """What kernels are told: strides, extents, padding."""
-        return (*self.data.stride()[:3], *self.data.shape[1:4], *self.pads)
+    def numbers(self) -> tuple[int, ...]:
+        """What kernels are told."""
+        return (*self.strides, *self.sizes, *self.pads)
 
     @property
     def num_planes(self) -> int:
         """Of outputs, in all samples."""
-        return self.data.shape[0] * self.extents[0]
+        return self.samples * self.extents[0]
+
+
+class Packed(NamedTuple):
+    """Inputs as kernels read them."""
+
+    memory: Tensor
+    geometry: Geometry
+
+    def empty(self, channels: int, extents: Triple) -> Tensor:
+        """Uninitialised, channels last, of the inputs' number of dims."""
+        sizes = extents[5 - self.geometry.ndim :]
+        return empty_channels_last((self.geometry.samples, channels, *sizes), self.memory)
+
+
+def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
+    """``x`` as kernels read it, copied only where it must be."""
+    if x.dtype == weight.dtype:
+        geometry = _seen_in(x.shape, x.stride(), weight.shape, padding)
+        if geometry is not None:
+            return Packed(x, geometry)
+    return packed_copy(x, weight, padding)
+
+
+def packed_copy(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
+    """``x`` in the dtype of ``weight``, with zeros around it and room behind."""
+    geometry, numel, launch = _copied(x.shape, x.stride(), weight.shape, padding, x.device)
+    memory = torch.empty(numel, dtype=weight.dtype, device=x.device)
+    launch(x, memory)
+    return Packed(memory, geometry)
+
+
+@lru_cache(maxsize=1024)
+def _seen_in(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    weights: torch.Size,
+    padding: tuple[int, ...],
+) -> Geometry | None:
+    """Where ``x`` lies as it is, if that is how kernels can read it."""
+    samples, channels, *extents = shape
+    if channels != power_of_two(channels) or channels < MIN_CHANNELS_UNPACKED:
+        return None
+    sizes, pads = in_three_dims(extents, 1), in_three_dims(padding, 0)
+    depth, height, width = sizes
+    rows = (depth * height * width * channels, height * width * channels, width * channels)
+    found = (strides[0], *in_three_dims(strides[2:], rows[1]), strides[1])
+    wanted = zip((samples, *sizes, channels), found, (*rows, channels, 1), strict=True)
+    if any(size > 1 and stride != right for size, stride, right in wanted):
+        return None
+    d, h, w = (
+        n + 2 * pad - k + 1
+        for n, pad, k in zip(sizes, pads, in_three_dims(weights[2:], 1), strict=True)
+    )
+    return Geometry(samples, sizes, rows, pads, (d, h, w), len(shape), has_room=False)
+
+
+@lru_cache(maxsize=1024)
+def _copied(
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    weights: torch.Size,
+    padding: tuple[int, ...],
+    device: torch.device,
+) -> tuple[Geometry, int, Launch]:
+    """Where the copy of an ``x`` lies, how many numbers its memory has, and what writes them."""
+    from hyperslab.kernels.gpu.few_channels import pack_kernel
+
+    conv = Shape.of(weights, 0)
+    samples, channels, *others = shape
+    extents, pads = in_three_dims(others, 1), in_three_dims(padding, 0)
+    depth, height, width = (n + 2 * pad for n, pad in zip(extents, pads, strict=True))
+    d, h, w = (n - k + 1 for n, k in zip((depth, height, width), conv.kernel, strict=True))
+    aligned = -(-width // 8) * 8
+    row = aligned * conv.slots
+    steps = (depth * height * row, height * row, row)
+    geometry = Geometry(
+        samples, (depth, height, aligned), steps, (0, 0, 0), (d, h, w), len(shape), has_room=True
+    )
+    room = MAX_GROUPS * conv.group * conv.slots + conv.row
+    num_rows = samples * depth * height + -(-room // row)
+    block = min(256, power_of_two(aligned))
+    launch = Launch(
+        pack_kernel,
+        (num_rows, -(-aligned // block)),
+        device,
+        (
+            *strides[:2], *in_three_dims(strides[2:], 0), samples, channels, *extents, *pads,
+            depth, height, aligned,
+        ),
+        {"CHANNELS": conv.slots, "BLOCK": block},
+    )  # fmt: skip
+    return geometry, num_rows * row, launch

@@ -70,13 +70,21 @@ class Convolved:
     ) -> None:
         self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
         self.made: Tensor | None = None
+        self.was_pooled = False
+
+    @property
+    def is_used_again(self) -> bool:
+        """Whether convolutions like this one were still wanted after they had been pooled."""
+        return bool(_used_again) and self._alike in _used_again
 
     def pooled(self, slope: float, pool: Pool) -> Tensor | None:
         """The pool of the activated piece, where one kernel does all."""
-        if self.made is not None:
+        if self.made is not None or self.is_used_again:
             return None
         self.versions.check()
-        return self.run_pool(slope, pool)
+        out = self.run_pool(slope, pool)
+        self.was_pooled = out is not None
+        return out
 
     def plain(self) -> Tensor:
         if self.made is None:
@@ -85,10 +93,31 @@ class Convolved:
         return self.made
 
     def activated(self, slope: float) -> Tensor:
+        if self.was_pooled and (alike := self._alike):
+            _used_again.add(alike)
         if slope == 1 or self.made is not None:
             return _activate(self.plain(), slope, in_place=False)
         self.versions.check()
         return self.run(slope)
+
+    @property
+    def _alike(self) -> tuple[object, ...] | None:
+        """What convolutions have in common that are taken to be used alike.
+
+        None while hooks see the tensors that autograd saves: a checkpoint's second run must save
+        as many as its first, whatever was learned between them.
+        """
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None
+        return tuple((tensor.shape, tensor.dtype) for tensor, _ in self.versions.seen)
+
+
+_used_again: set[tuple[object, ...]] = set()
+"""Convolutions that one kernel pooled and that were wanted themselves too, as by skip connections.
+
+They were computed twice; from the next pass on those like them are computed once, and then pooled.
+When a Slab is pooled nobody can tell that it is used again: whoever calls the pool holds it.
+"""
 
 
 class _Versions:
@@ -98,12 +127,13 @@ class _Versions:
         self.seen = [(t, t._version) for t in tensors]
 
     def check(self) -> None:
-        if any(t._version != version for t, version in self.seen):
-            raise UnsupportedOp(
-                "a convolution or an activation was to be computed together with what follows it, "
-                "and meanwhile a tensor it needs was written into, past its Slab: write into it "
-                "before, or after the next function of Slabs"
-            )
+        for tensor, version in self.seen:
+            if tensor._version != version:
+                raise UnsupportedOp(
+                    "a convolution or an activation was to be computed together with what follows "
+                    "it, and meanwhile a tensor it needs was written into, past its Slab: write "
+                    "into it before, or after the next function of Slabs"
+                )
 
 
 def _activate(piece: Tensor, slope: float, *, in_place: bool) -> Tensor:
@@ -203,13 +233,17 @@ def _wait(x: Any) -> Slab:
 
 
 def unactivated(x: Slab) -> tuple[Tensor, float]:
-    """A piece and the slope of the activation that is yet to be applied to it, or 1."""
+    """A piece and the slope of the activation that is yet to be applied to it, or 1.
+
+    To be called where ``x`` waited for the function that runs: autograd watches it as it did.
+    """
     if not isinstance(x, Deferred) or x.source is None:
         return x.local, 1.0
     if isinstance(x.source, Made) and x.source.in_place and _is_shared(x.source.piece):
         return x.local, 1.0
-    with torch.set_grad_enabled(x.grad_mode):
-        piece = x.source.plain()
+    if isinstance(x.source, Convolved) and x.source.is_used_again:
+        return x.local, 1.0
+    piece = x.source.plain()
     _waits[piece.shape, piece.dtype] = -sys.maxsize  # it was worth while
     return piece, x.slope
 
@@ -218,8 +252,7 @@ def pooled(x: Slab, pool: Pool) -> Tensor | None:
     """The pool of a piece, where a convolution and perhaps an activation waited for it."""
     if not isinstance(x, Deferred) or not isinstance(x.source, Convolved):
         return None
-    with torch.set_grad_enabled(x.grad_mode):
-        return x.source.pooled(x.slope, pool)
+    return x.source.pooled(x.slope, pool)
 
 
 def _is_shared(piece: Tensor) -> bool:

@@ -22,14 +22,17 @@ EXTENTS = ("depth", "height", "width", "pad_d", "pad_h", "pad_w", "rows")
 """Compiled once for all of their values: alignment does not depend on them."""
 
 
-@triton.jit(do_not_specialize=["padded_depth", "padded_height", *EXTENTS[:-1]])
+@triton.jit(do_not_specialize=["samples", "padded_depth", "padded_height", *EXTENTS[:-1]])
 def pack_kernel(
     x, packed, x_n, x_c, x_d, x_h, x_w,
-    channels, depth, height, width, pad_d, pad_h, pad_w,
+    samples, channels, depth, height, width, pad_d, pad_h, pad_w,
     padded_depth, padded_height, padded_width,
     CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Copies a row of ``x``, of any strides and dtype, channels last and with zeros around it."""
+    """Copies a row of ``x``, of any strides and dtype, channels last and with zeros around it.
+
+    Rows after the last are zeros.
+    """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     c = tl.arange(0, CHANNELS)[None, :]
@@ -37,7 +40,7 @@ def pack_kernel(
     d = row // padded_height % padded_depth - pad_d
     n = row // padded_height // padded_depth
     w = slot - pad_w
-    there = (d >= 0) & (d < depth) & (h >= 0) & (h < height)
+    there = (n < samples) & (d >= 0) & (d < depth) & (h >= 0) & (h < height)
     inside = there & (w >= 0) & (w < width) & (c < channels)
     source = x + n * x_n + d * x_d + h * x_h + (c.to(tl.int64) * x_c + w.to(tl.int64) * x_w)
     values = tl.load(source, mask=inside, other=0)

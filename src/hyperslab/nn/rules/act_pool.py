@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.kernels import act_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
-from hyperslab.layout import Windowed, plan_windows
+from hyperslab.layout import Grid, Layout, Window, Windowed, plan_windows
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.rules.pool import as_many, pads_at_start, pool_windows, unpadded
@@ -53,15 +54,23 @@ def _fuse_average(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Slab | None:
-    splits = x.layout.splits[2:]
-    counts_data = not count_include_pad and any(splits)  # here padding is data along split dims
-    if ceil_mode or divisor_override is not None or counts_data:
+    if ceil_mode or divisor_override is not None:
         return None
     windows = pool_windows(x, kernel_size, stride, padding, ceil=False)
-    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
+    found = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, windows, count_include_pad)
+    return None if found is None else _run(function, x, *found, fill=0.0)
+
+
+@lru_cache(maxsize=1024)
+def _plan_average(
+    grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...], count_include_pad: bool
+) -> tuple[Pool, Windowed] | None:
+    splits = layout.splits[2:]
+    if not count_include_pad and any(splits):  # here padding is data along split dims
+        return None
     pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
     pool = Pool("avg", *_sizes(windows), tuple(pads), count_include_pad)
-    return _run(function, x, pool, planned, fill=0.0)
+    return pool, plan_windows(grid, rank, layout, (None, None, *windows))
 
 
 def _fuse_maximum(
@@ -74,13 +83,21 @@ def _fuse_maximum(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Slab | None:
-    windows = unpadded(pool_windows(x, kernel_size, stride, padding, dilation, ceil=False))
+    windows = pool_windows(x, kernel_size, stride, padding, dilation, ceil=False)
     if ceil_mode or return_indices or any(w.dilation != 1 for w in windows):
         return None
-    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
-    pads = pads_at_start(x.layout, windows, planned)
-    pool = Pool("max", *_sizes(windows), tuple(pads))
+    pool, planned = _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, windows)
     return _run(function, x, pool, planned, fill=-math.inf)
+
+
+@lru_cache(maxsize=1024)
+def _plan_maximum(
+    grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...]
+) -> tuple[Pool, Windowed]:
+    starts = unpadded(windows)
+    planned = plan_windows(grid, rank, layout, (None, None, *starts))
+    pads = pads_at_start(layout, starts, planned)
+    return Pool("max", *_sizes(windows), tuple(pads)), planned
 
 
 def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -100,7 +117,7 @@ def _run(
         if not act_pool.is_supported(piece, slope, pool) or not planned.box:
             return None
         window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)
-        if not act_pool.is_supported(window, slope, pool):
+        if window is not piece and not act_pool.is_supported(window, slope, pool):
             window = window.contiguous()
         out = act_pool.activate_and_pool(window, slope, pool)
     return Slab(as_many(out, planned.box.shape), planned.output, x.mesh)
