@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from hyperslab.kernels import few_channels
-from hyperslab.kernels.conv import conv_few_channels
+from hyperslab.kernels import few_channels, fused
+from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.kernels.few_channels import is_supported
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
@@ -133,6 +133,43 @@ def test_inputs_of_another_dtype_are_cast_on_the_way():
     x, weight = x.to(DEVICE), weight.to(DEVICE)
     out = conv_few_channels(x.double(), weight, None, (1, 1, 1))
     assert torch.equal(out, conv_few_channels(x, weight, None, (1, 1, 1)))
+
+
+def check_layer(shape, filters, dtype, num_fused):
+    """A layer whose output is cuDNN's, and whose weight's gradient is ours ``num_fused`` times."""
+    generator = torch.Generator().manual_seed(filters)
+    x, weight, bias = (
+        torch.randn(sizes, generator=generator).to(DEVICE, dtype).requires_grad_()
+        for sizes in (shape, (filters, shape[1], *CUBE), (filters,))
+    )
+    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    ones = (1, 1, 1)
+    reference = F.conv3d(*exact, padding=1)
+    coefficients = torch.randn(reference.shape, generator=generator).to(DEVICE, dtype)
+    calls, fuse = [], few_channels.weight_grads
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "pays", lambda x: True)
+        patch.setattr(
+            few_channels, "weight_grads", lambda *a, **k: calls.append(1) or fuse(*a, **k)
+        )
+        out = Settings(ones, ones, 1).run(x, weight, bias, ones)
+        out.backward(coefficients)
+    reference.backward(coefficients.double())
+    assert len(calls) == num_fused
+    assert error(out, reference.detach()) < ROUNDING[dtype]
+    for got, right in zip((x, weight, bias), exact, strict=True):
+        assert error(got.grad, right.grad) < ROUNDING[dtype]
+
+
+def test_gradients_of_weights_may_be_fused_where_outputs_are_not():
+    check_layer((2, 32, 3, 4, 5), 34, torch.float16, num_fused=1)
+    check_layer((1, 33, 3, 4, 5), 34, torch.float16, num_fused=0)
+
+
+@pytest.mark.gpu
+def test_they_are_so_on_a_gpu():
+    check_layer((1, 32, 40, 65, 63), 64, torch.bfloat16, num_fused=1)
+    check_layer((2, 24, 33, 64, 70), 32, torch.bfloat16, num_fused=1)
 
 
 def test_what_there_is_no_kernel_for_is_said():

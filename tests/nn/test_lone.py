@@ -271,8 +271,8 @@ def test_slabs_stay_where_fused_pools_do_a_share_of_the_work(monkeypatch, functi
     monkeypatch.setattr(fused, "is_measured", lambda device: True)
     monkeypatch.setattr(fused, "MIN_NUMEL", 1)
     _, net, mesh = pair(function)
-    net.conv = nn.Conv2d(3, 40, 3, padding=1)  # too many filters for kernels of ours
-    net.norm = nn.BatchNorm2d(40)
+    net.conv = nn.Conv2d(3, 65, 3, padding=1)  # too many filters for kernels of ours
+    net.norm = nn.BatchNorm2d(65)
     assert kinds_of_passes(net, mesh) == due
 
 

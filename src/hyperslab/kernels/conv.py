@@ -55,11 +55,22 @@ class Convolution(NamedTuple):
 
     def is_fused(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether fused kernels convolve ``x`` in ``dtype``."""
+        return self._has_kernels(x, weight, dtype) and few_channels.is_faster(weight, dtype)
+
+    def _is_weight_grad_fused(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        has_kernels = self._has_kernels(x, weight, dtype)
+        return has_kernels and few_channels.is_weight_grad_faster(weight, dtype)
+
+    def will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a fused kernel will compute the gradient of ``weight`` in ``dtype``."""
+        is_wanted = weight.requires_grad and torch.is_grad_enabled()
+        return is_wanted and self._is_weight_grad_fused(x, weight, dtype)
+
+    def _has_kernels(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
         return (
             fused.pays(x)
             and not self.transposed
             and not _is_exact(dtype)
-            and few_channels.is_faster(weight, dtype)
             and few_channels.has_short_planes(x, weight)
             and few_channels.is_supported(weight, dtype, self.stride + self.dilation, self.groups)
         )
@@ -67,15 +78,15 @@ class Convolution(NamedTuple):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.is_fused(x, weight, weight.dtype):
             return conv_few_channels(x, weight, bias, self.padding)
-        if self.fits(x, weight):
+        if self.fits(x, weight) and not self.will_fuse(x, weight, weight.dtype):
             return torch.convolution(x, weight, bias, *self)
-        return _tiled(x, weight, bias, self)
+        return _by_parts(x, weight, bias, self)
 
     def run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
         """The gradients, as far as they are wanted."""
         wants_x, wants_weight, wants_bias = wants
         fuses_x = wants_x and self._is_input_grad_fused(grad, weight)
-        fuses_weight = wants_weight and self.is_fused(x, weight, weight.dtype)
+        fuses_weight = wants_weight and self._is_weight_grad_fused(x, weight, weight.dtype)
         left = (wants_x and not fuses_x, wants_weight and not fuses_weight)
         grad_x, grad_weight, grad_bias = self._run_backward(
             grad, x, weight, (*left, wants_bias and not fuses_weight)
@@ -111,8 +122,10 @@ class Convolution(NamedTuple):
             grad, x, weight, [num_filters], *self, wants
         )
 
-    def run_tiled(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output; autograd must not watch."""
+    def run_unwatched(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output by cuDNN; autograd must not watch."""
+        if self.fits(x, weight):
+            return torch.convolution(x, weight, bias, *self)
         conv, sizes = self._conv(weight), self.output_shape(x, weight)[2:]
         run = conv.input_grad if self.transposed else conv.output
         return run(x, weight, bias, sizes)
@@ -153,14 +166,16 @@ def _bias_grad(grad: Tensor) -> Tensor:
     return grad.sum((0, *range(2, grad.ndim)), dtype=wide).to(grad.dtype)
 
 
-class _Tiled(Function):
+class _ByParts(Function):
+    """A convolution that is cut into tiles, or whose gradients are those of other kernels."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, convolution: Convolution
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.convolution = convolution
-        return convolution.run_tiled(x, weight, bias)
+        return convolution.run_unwatched(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,7 +186,7 @@ class _Tiled(Function):
         return (*run(grad, x, weight, ctx.needs_input_grad[:3]), None)
 
 
-_tiled: Callable[..., Tensor] = _Tiled.apply
+_by_parts: Callable[..., Tensor] = _ByParts.apply
 
 
 def conv_few_channels(
@@ -255,6 +270,9 @@ class Settings(NamedTuple):
             numel = x.shape[0] * math.prod(x.shape[2:]) * max(x.shape[1], weight.shape[0])
             return numel <= tiles.MAX_NUMEL or x.is_complex()
         return _is_small(x, weight, padding) or self.padded(padding).fits(x, weight)
+
+    def will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        return self.padded(self.stride).will_fuse(x, weight, dtype)  # with whatever padding
 
     def output_shape(self, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:
         return self.padded(padding).output_shape(x, weight)

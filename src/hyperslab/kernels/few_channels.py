@@ -15,6 +15,8 @@ from hyperslab.kernels.memory import channels_last
 from hyperslab.kernels.packed import Geometry, Packed, pack
 
 MAX_CHANNELS = 32
+MAX_FILTERS = 64
+"""With more, kernels were not compared with cuDNN's."""
 MAX_SHARED_BYTES = 200 << 10
 """Of a program's shared memory: on GPUs that have less, Triton refuses larger kernels."""
 KERNELS = (1, 3, 5)
@@ -92,11 +94,17 @@ def is_faster(weight: Tensor, dtype: torch.dtype) -> bool:
     ``benchmarks/gpu_channels.py`` tells them apart.
     """
     filters, channels, *kernel = weight.shape
-    if len(kernel) == 2 or dtype == torch.float32:
-        fewest = max(filters, channels)
-    else:
-        fewest = min(filters, channels)
-    return fewest <= 16 and math.prod(kernel) > 1
+    most = max(filters, channels)
+    if min(filters, channels) > 16 or most > MAX_FILTERS or math.prod(kernel) == 1:
+        return False
+    return dtype != torch.float32 or channels <= 8 or most <= (32 if len(kernel) == 2 else 16)
+
+
+def is_weight_grad_faster(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether gradients of weights were, also where the convolutions are not."""
+    filters, channels, *kernel = weight.shape
+    is_narrow = filters <= MAX_FILTERS and channels <= MAX_CHANNELS and math.prod(kernel) > 1
+    return (is_narrow and dtype != torch.float32) or is_faster(weight, dtype)
 
 
 def _fit_shared_memory(sizes: torch.Size, dtype: torch.dtype) -> bool:

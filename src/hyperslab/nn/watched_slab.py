@@ -178,7 +178,7 @@ class Watch:
         is_conv = getattr(function, "__name__", "").startswith("conv")
         if not is_conv or not isinstance(weight, Tensor) or weight.ndim < 3:
             return
-        if few_channels.is_faster(weight, autocast_dtype(weight)):
+        if few_channels.is_weight_grad_faster(weight, autocast_dtype(weight)):
             self.need("a convolution has a kernel of ours")
 
     def hide(self, out: Any) -> tuple[Any, Recipe]:

@@ -30,6 +30,7 @@ from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register
 from hyperslab.nn.rules.spatial import (
     autocast,
+    autocast_dtype,
     check_extents,
     check_spatial,
     check_steps,
@@ -120,7 +121,7 @@ def _make_conv(num_dims: int) -> None:
             function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups
         )
         settings = Settings(steps, dilations, groups)
-        if not any(x.layout.splits[2:]) and settings.fits(x.local, weight, pads):
+        if not any(x.layout.splits[2:]) and _is_one_call(x.local, weight, pads, settings):
             local = function(x.local, weight, bias, steps, pads, dilations, groups)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
@@ -129,6 +130,14 @@ def _make_conv(num_dims: int) -> None:
         check_extents(function, x, plan.output)
         x, weight, bias = autocast(x, weight, bias)
         return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
+
+
+def _is_one_call(
+    x: Tensor, weight: Tensor, padding: str | tuple[int, ...], settings: Settings
+) -> bool:
+    """Whether torch's own function is what there is to do, forward and backward."""
+    will_fuse = settings.will_fuse(x, weight, autocast_dtype(weight))
+    return not will_fuse and settings.fits(x, weight, padding)
 
 
 def _run_conv(
