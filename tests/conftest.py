@@ -42,6 +42,14 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "ranks(num): runs on live processes, see tests/conftest.py")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
     __tracebackhide__ = True

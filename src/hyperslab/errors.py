@@ -1,4 +1,7 @@
-"""Every error that hyperslab raises on purpose."""
+"""Every error that hyperslab raises on purpose, and the hint that many of them end with."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class HyperslabError(Exception):
@@ -23,3 +26,13 @@ class CommError(HyperslabError, RuntimeError):
 
 class UnsupportedOp(HyperslabError, NotImplementedError):  # noqa: N818 - a public name
     """A torch function that has no exact rule for a split tensor."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str], lead: str = "", cutoff: float = 0.6) -> str:
+    """A question after the nearest of ``known``, behind ``lead``; nothing if none is near.
+
+    >>> did_you_mean("adamm", ["sgd", "adam"], "; ")
+    "; did you mean 'adam'?"
+    """
+    near = get_close_matches(wrong, list(known), 1, cutoff)
+    return f"{lead}did you mean {near[0]!r}?" if near else ""

@@ -43,6 +43,13 @@ def test_a_function_of_ones_own_is_refused_by_its_name():
 
 
 @on_ranks(2)
+def test_a_reentrant_checkpoint_is_refused_with_the_way_out():
+    x = split()
+    with pytest.raises(hs.UnsupportedOp, match=r"on split tensors.*use_reentrant=False"):
+        checkpoint(torch.tanh, x, use_reentrant=True)
+
+
+@on_ranks(2)
 def test_a_function_of_ones_own_runs_by_its_rule():
     @hs.register(Doubled.apply)
     def doubled(x):

@@ -20,6 +20,7 @@ from hyperslab.errors import ConfigError, FormatError
 from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module
 from hyperslab.train.checkpoint_folder import PlainReader
+from hyperslab.train.checkpoint_shelf import best_of, find_checkpoints
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.export import export_state
 from hyperslab.train.rng import random_state, set_random_state
@@ -259,7 +260,8 @@ def test_the_newest_and_the_best_stay(tmp_path, alone):
         checkpoints.save(60, {"values": {}}, is_best=True)
         assert checkpoints.steps() == [20, 50, 60], "20 is the best for who goes on from 50"
         checkpoints.save(50, {"values": {}})  # by a run that went back
-        assert (checkpoints.steps(), checkpoints.best()) == ([20, 50], 20)
+        assert checkpoints.steps() == [20, 50]
+        assert best_of(find_checkpoints(tmp_path), until=50) == 20
         assert checkpoints.load({}, step=20) == {"step": 20}
         with pytest.raises(ConfigError, match=r"no checkpoint of step 30 in .*: 20, 50"):
             checkpoints.load({}, step=30)
@@ -270,7 +272,7 @@ def test_a_step_saved_again_is_replaced_and_stays_the_best(tmp_path, alone):
         checkpoints.save(10, {"values": {"try": 1}}, is_best=True)
         checkpoints.save(10, {"values": {"try": 2}})
         assert checkpoints.load({}) == {"try": 2}
-        assert checkpoints.best() == 10
+        assert best_of(find_checkpoints(tmp_path), until=10) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000010"]
 
 
@@ -351,7 +353,7 @@ def test_nothing_is_run_that_a_pickle_asks_for(tmp_path):
 
 def test_an_empty_folder_has_no_checkpoints(tmp_path, alone):
     with Checkpoints(tmp_path / "new", alone) as checkpoints:
-        assert (checkpoints.latest(), checkpoints.best(), checkpoints.steps()) == (None, None, [])
+        assert (checkpoints.latest(), checkpoints.steps()) == (None, [])
         with pytest.raises(FormatError, match=r"there is no checkpoint in .*new"):
             checkpoints.load({})
 

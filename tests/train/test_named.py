@@ -55,7 +55,7 @@ def test_a_file_is_loaded_once_and_finds_its_neighbours(folder, monkeypatch):
         ("nowhere.py:Net", "there is no file"),
         ("no_such_module:Net", "there is no module no_such_module"),
         ("json.no_such:Net", "there is no module json.no_such"),
-        ("good.py:Nett", "good.py has no Nett: did you mean Net?"),
+        ("good.py:Nett", "good.py has no Nett: did you mean 'Net'?"),
         ("good.py:Net.inner", "good.py has no Net.inner"),
         ("good.py:size.x", "good.py has no size.x"),
         ("..:Net", ".. cannot be imported: "),

@@ -117,7 +117,7 @@ def _names(
     """The arrays to open: the sample, its targets, its statistics."""
     sample, target, stats = known["sample"], known["target"], known["stats"]
     if sample is None:
-        found = _explained(cls, path, options, lambda: cls.names(path, **options))
+        found = _explained(path, options, lambda: cls.names(path, **options))
         if len(found) != 1:
             raise ConfigError(
                 f"{path} has {len(found)} arrays ({', '.join(found) or 'none'}): say which holds "
@@ -141,12 +141,10 @@ class Opener:
 
     def __call__(self, path: Path) -> list[ArrayReader]:
         call = partial(self.format.open, path, self.names, **self.options)
-        return _explained(self.format, path, self.options, call)
+        return _explained(path, self.options, call)
 
 
-def _explained(
-    cls: type[Format], path: Path, options: Mapping[str, Any], call: Callable[[], T]
-) -> T:
+def _explained(path: Path, options: Mapping[str, Any], call: Callable[[], T]) -> T:
     try:
         return call()
     except TypeError as error:

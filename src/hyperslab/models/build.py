@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType, NoneType, UnionType
@@ -10,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from torch import nn
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.models.autoencoder import DenseAutoencoder
 from hyperslab.models.cosmoflow import CosmoFlow
 from hyperslab.models.hepcnn import HEPCNN
@@ -66,9 +65,8 @@ def check_options(make: Callable[..., Any], options: Mapping[str, Any], what: st
 
 
 def _hint(wrong: str, known: Iterable[str], they_are: str) -> str:
-    near = difflib.get_close_matches(wrong.lower(), known, 1, cutoff=0.5)
-    asked = f"; did you mean {near[0]!r}?" if near else ":"
-    return f"{asked} {they_are} {', '.join(known)}".strip()
+    hint = did_you_mean(wrong.lower(), known, "; ", cutoff=0.5)
+    return f"{hint} ({they_are} {', '.join(known) or 'none'})"
 
 
 def _check_kinds(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.nn.candidates import find_candidates
 from hyperslab.nn.depth_first import TILE_NUMEL, Chain, DepthFirst
 
@@ -67,11 +66,10 @@ def _find(module: nn.Module, name: str, tile_numel: Any) -> Chain:
     if first in children and last in children[children.index(first) :]:
         chosen = children[children.index(first) : children.index(last) + 1]
         return Chain(name, known[parent], tuple(chosen), tile_numel)
-    near = difflib.get_close_matches(str(name), filter(None, known), 1, cutoff=0.0)
+    hint = did_you_mean(str(name), filter(None, known), ": ", cutoff=0.0)
     raise ConfigError(
-        f"depth_first has {name!r}, which is no module's name"
-        + (f": did you mean {near[0]!r}?" if near else "")
-        + " (consecutive children of an nn.Sequential are named as in 'features.0-2')"
+        f"depth_first has {name!r}, which is no module's name{hint} "
+        "(consecutive children of an nn.Sequential are named as in 'features.0-2')"
     )
 
 

@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from hyperslab.cli.port import reserve_port
 from hyperslab.testing.client import connect
-from hyperslab.testing.environment import reserve_port, torchrun_environment, warm_modules
+from hyperslab.testing.environment import torchrun_environment, warm_modules
 from hyperslab.testing.failure import RankError, say_died, say_printed, say_raised, say_stuck
 from hyperslab.testing.function_ref import refer_to
 from hyperslab.testing.messages import Call, Died, Outcome, Raised, Returned, Seat

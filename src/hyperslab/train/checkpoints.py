@@ -127,13 +127,6 @@ class Checkpoints:
         """The step of the newest checkpoint, if there is one."""
         return max(self.steps(), default=None)
 
-    def best(self) -> int | None:
-        """The step of the checkpoint that was saved last with ``is_best``, if there is one."""
-        latest = self.latest()
-        if latest is None:
-            return None
-        return ask_first(lambda: shelf.best_of(self._find_all(), until=latest), self._channel)
-
     def load(self, parts: Parts, step: int | None = None) -> dict[str, Any]:
         """Gives ``parts`` the state they had at ``step``, or at the newest; returns the values.
 

@@ -6,7 +6,6 @@ weights, the mean is ``sum(weight * loss) / sum(weight)``; where nothing counts,
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.nn import Slab
 from hyperslab.train.fitting import IGNORED, Values, beside, widened
 from hyperslab.train.named import find_named
@@ -137,11 +136,9 @@ def check_loss(name: str, kind: str, choices: tuple[str, ...]) -> None:
             f"task.loss = {name!r} is not a loss for task.kind = {kind!r}, which has "
             f"{', '.join(choices)}"
         )
-    near = difflib.get_close_matches(name, choices, 1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
     raise ConfigError(
-        f"task.loss = {name!r} is not known: {meant}there are {', '.join(choices)}, and functions "
-        "of yours as module:function or file.py:function"
+        f"task.loss = {name!r} is not known{did_you_mean(name, choices, ': ')} (there are "
+        f"{', '.join(choices)}, and functions of yours as module:function or file.py:function)"
     )
 
 

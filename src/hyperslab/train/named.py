@@ -7,12 +7,11 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, did_you_mean
 
 
 def find_named(text: str, what: str) -> Callable[..., Any]:
@@ -44,8 +43,7 @@ def find_named(text: str, what: str) -> Callable[..., Any]:
 
 def _near(name: str, where: object) -> str:
     public = [each for each in dir(where) if not each.startswith("_")]
-    near = get_close_matches(name.rpartition(".")[2], public, 1)
-    return f": did you mean {near[0]}?" if near else ""
+    return did_you_mean(name.rpartition(".")[2], public, ": ")
 
 
 def _module(name: str) -> ModuleType:

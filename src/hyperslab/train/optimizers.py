@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.models.build import check_options
 from hyperslab.train.config import OptimizerConfig
 from hyperslab.train.named import find_named
@@ -83,11 +82,9 @@ def _find(name: str) -> Callable[..., Optimizer]:
         return _lamb()
     known = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), OPTIMIZERS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
             f"optimizer.name must be one of {', '.join(OPTIMIZERS)}, or module:Class, got "
-            f"{name!r}{hint}"
+            f"{name!r}{did_you_mean(name.lower(), OPTIMIZERS, '; ')}"
         )
     return known[name]
 

@@ -2,7 +2,7 @@
 
 from hyperslab.nn.rules import (
     adaptive_pool as adaptive_pool,
-    along as along,
+    along_table as along_table,
     arrange as arrange,
     assign as assign,
     attention as attention,
@@ -18,6 +18,7 @@ from hyperslab.nn.rules import (
     interpolate as interpolate,
     join as join,
     linear as linear,
+    lookup as lookup,
     loss as loss,
     matmul as matmul,
     moments as moments,

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
+from hyperslab.nn.registry import register
 from hyperslab.nn.replica import replicated
 from hyperslab.nn.slab import Slab, is_slab
 
@@ -76,3 +79,12 @@ def _averaged_grad(grad: Callable[..., Any]) -> Callable[..., Any]:
 torch.autograd.grad = _averaged_grad(torch.autograd.grad)
 torch.jit.isinstance = _judge_pieces(torch.jit.isinstance)
 Function.apply = classmethod(_apply_by_rule(Function.apply.__func__))  # type: ignore[assignment,attr-defined]
+
+
+@register(CheckpointFunction.apply)  # as it is from here on
+def reentrant_checkpoint(*args: Any) -> Any:
+    """Refused: it gives gradients to the tensors among its arguments, and a Slab is none."""
+    raise UnsupportedOp(
+        "a reentrant checkpoint cannot run on split tensors: call "
+        "torch.utils.checkpoint.checkpoint with use_reentrant=False"
+    )

@@ -74,10 +74,6 @@ def _candidates(tensors: Sequence[Tensor]) -> Iterator[tuple[str, tuple[Cut | No
         yield "whole", tuple(Cut() if can_be_slab(t) else None for t in tensors)
 
 
-def _are_alike(tensor: Tensor, main: Tensor) -> bool:
-    return can_be_slab(tensor) and tensor.shape == main.shape
-
-
 def _uneven(tensor: Tensor, dim: int) -> Cut:
     extent = tensor.shape[dim]
     return Cut(dim, (0, max(1, extent // 3), extent))

@@ -1,0 +1,61 @@
+"""Numbers that are looked up in tensors which are whole on every rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.errors import LayoutError
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.rules.along import Along, run_along
+from hyperslab.nn.rules.extreme import extreme_of
+from hyperslab.nn.slab import Slab
+
+_LOOKED_UP = Along(lambda *_: (), others="whole", looks=True)
+_ROW_BY_ROW = Along(lambda *_: -1)
+
+
+@register(F.embedding)
+def embedding(
+    input: Slab | Tensor,
+    weight: Slab | Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """The rows of ``weight``, whole on every rank, that ``input`` names."""
+    if max_norm is not None or scale_grad_by_freq:
+        slab = input if isinstance(input, Slab) else weight
+        assert isinstance(slab, Slab)
+        why = "max_norm and scale_grad_by_freq depend on which rows other ranks read"
+        raise unsupported(F.embedding, slab, why)
+    return run_along(F.embedding, _LOOKED_UP, (input, weight, padding_idx), {"sparse": sparse})
+
+
+@register(F.one_hot)
+def one_hot(tensor: Slab, num_classes: int = -1) -> Any:
+    """Each number as a vector of zeros and a one; by default as long as the largest one asks."""
+    x = tensor
+    if num_classes == -1 and x.layout.split_dims:
+        if not x.numel():
+            raise LayoutError("one_hot of an empty tensor needs num_classes")
+        num_classes = int(extreme_of(x, tuple(range(x.ndim)), largest=True)) + 1
+    return run_along(F.one_hot, _LOOKED_UP, (x, num_classes), {})
+
+
+@register(torch.searchsorted)
+def searchsorted(sorted_sequence: Slab | Tensor, input: Any = None, **kwargs: Any) -> Any:
+    """Where each number belongs in a sorted sequence: one for all, or one for each row of them."""
+    values = kwargs.pop("self", input)
+    if sorted_sequence.ndim == 1 and isinstance(values, Slab | Tensor):
+
+        def search(values: Tensor, sequence: Tensor, **options: Any) -> Tensor:
+            return torch.searchsorted(sequence, values, **options)
+
+        return run_along(search, _LOOKED_UP, (values, sorted_sequence), kwargs)
+    return run_along(torch.searchsorted, _ROW_BY_ROW, (sorted_sequence, values), kwargs)
