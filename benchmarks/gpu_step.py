@@ -9,11 +9,13 @@ without its optimizer, which is the same for both. `plain` is the network as it 
 same one given to hs.parallelize and fed by hs.shard; bf16 is autocast. `plain` takes the faster of
 contiguous and channels_last memory, `ours` is channels_last, and both take the faster of with and
 without cudnn.benchmark (without, where a step takes over a second; one setting alone where it takes
-over four). Times are medians between CUDA events, after a warm-up, on fresh random numbers;
-host times end when all work is given to the GPU. `error` is the larger relative difference, of the
-loss and of the gradient of the first weight in a step without dropout, from plain PyTorch in
-float32. Rounding changes signs before activations: in bf16 gradients are some percent off, and
-where ours are more than twice as far off as those of plain PyTorch, that is called wrong.
+over four). `graphs` is ours with cuda_graphs=True, measured where the GPU may wait for the host.
+Times are medians between CUDA events, after a warm-up, on fresh random numbers; host times end
+when all work is given to the GPU. Where steps are short, those of all sides take turns, so that a
+slow moment of the host is slow for all. `error` is the larger relative difference, of the loss and
+of the gradient of the first weight in a step without dropout, from plain PyTorch in float32.
+Rounding changes signs before activations: in bf16 gradients are some percent off, and where ours
+are more than twice as far off as those of plain PyTorch, that is called wrong.
 
 The floor is the longer of two times: the FLOPs of convolutions and dense layers (forward x 3) at
 the rate of a large matrix product, and the bytes moved at the rate of a large copy, both measured
@@ -37,7 +39,7 @@ from gpu.apart import run_apart
 from gpu.cases import Case, make_cases, make_small_cases
 from gpu.clock import Ceilings, measure_ceilings
 from gpu.traffic import Work, count_step
-from gpu.trial import SETTINGS, Measured, measure, measure_plain
+from gpu.trial import SETTINGS, Measured, measure, measure_in_turns, measure_plain
 from rich.console import Console
 from rich.table import Table
 
@@ -63,27 +65,34 @@ class Result:
     plain: Measured | str
     """The figures, or why there are none."""
     ours: Measured | str
+    graphs: Measured | str | None = None
+    """With CUDA graphs; None where that is not asked for."""
 
     @property
-    def errors(self) -> tuple[float, float] | None:
-        """Of plain PyTorch and of ours."""
+    def errors(self) -> list[float] | None:
+        """Of plain PyTorch, of ours, and with CUDA graphs if they were measured."""
         if isinstance(self.plain, str) or isinstance(self.ours, str) or self.plain.exact is None:
             return None
-        exact = self.plain.exact
-        return self.plain.evidence.error(exact), self.ours.evidence.error(exact)
+        sides = [
+            self.plain,
+            self.ours,
+            *([self.graphs] if isinstance(self.graphs, Measured) else []),
+        ]
+        return [side.evidence.error(self.plain.exact) for side in sides]
 
     @property
     def is_right(self) -> bool:
         """Unless it was shown to be wrong."""
         if self.errors is None:
             return True
-        plain, ours = self.errors
-        return ours <= max(TIMES_PLAIN_ERROR * plain, LEAST_ERROR)
+        plain, *ours = self.errors
+        return all(error <= max(TIMES_PLAIN_ERROR * plain, LEAST_ERROR) for error in ours)
 
 
 Results = dict[str, Result]
 CHANNELS_LAST = [setting for setting in SETTINGS if setting.channels_last]
 """What is tried of ours."""
+WITH_GRAPHS = {"cuda_graphs": True}
 
 
 def times_faster(name: str, results: Results) -> float:
@@ -169,6 +178,7 @@ def run_cases(cases: dict[str, Case], options: argparse.Namespace) -> Results:
     for name, case in cases.items():
         work = _work_of(case)
         plain = ours = NO_TIME
+        graphs = NO_TIME if case.graphs else None
         if time.perf_counter() - begun < options.budget:
             ours = measure(case, DEVICE, case.choices, seconds, CHANNELS_LAST)
             told(f"{name}, ours", ours)
@@ -176,7 +186,15 @@ def run_cases(cases: dict[str, Case], options: argparse.Namespace) -> Results:
                 plain = _measure_plain(case, work, seconds)
                 plains[case.plain_key] = told(f"{name}, plain", plain)
             plain = plains[case.plain_key]
-        results[name] = Result(case, work, plain, ours)
+            if case.graphs:
+                graphs = measure(case, DEVICE, [WITH_GRAPHS], seconds, CHANNELS_LAST)
+                told(f"{name}, with graphs", graphs)
+            sides = [side for side in (plain, ours, graphs) if isinstance(side, Measured)]
+            if len(sides) == (3 if case.graphs else 2) and work.largest_numel <= APART_NUMEL:
+                plain, ours, *rest = measure_in_turns(case, DEVICE, sides, seconds)
+                graphs = rest[0] if rest else None
+                told(f"{name} in turns", ours)
+        results[name] = Result(case, work, plain, ours, graphs)
     return results
 
 
@@ -202,7 +220,7 @@ def _work_of(case: Case) -> Work:
 
 
 def _brief(side: Measured | str) -> str:
-    return side if isinstance(side, str) else f"{side.ms:.4g} ms, {side.setting}"
+    return side if isinstance(side, str) else f"{side.ms:.4g} ms, {side.words}"
 
 
 def report_of(results: Results, ceilings: Ceilings, *, small: bool) -> dict:
@@ -235,6 +253,7 @@ def _row_report(row: Row, results: Results, ceilings: Ceilings, *, judged: bool)
         "stretch_met": row.meets(row.stretch, results) if judged else None,
         "plain": _side_report(result.plain),
         "ours": _side_report(result.ours),
+        "graphs": None if result.graphs is None else _side_report(result.graphs),
         "errors": result.errors,
         "is_right": result.is_right,
         "work": asdict(work),
@@ -246,7 +265,8 @@ def _row_report(row: Row, results: Results, ceilings: Ceilings, *, judged: bool)
 def _side_report(side: Measured | str) -> dict:
     if isinstance(side, str):
         return {"failure": side}
-    return {key: value for key, value in vars(side).items() if key not in ("evidence", "exact")}
+    names = "ms", "host_ms", "spread", "peak_gib"
+    return {name: getattr(side, name) for name in names} | {"setting": side.words}
 
 
 def _device_name() -> str:
@@ -255,9 +275,9 @@ def _device_name() -> str:
 
 BOTH = "unfused / fused"
 COLUMNS = (
-    "step", "plain ms", "ours ms", "is", "bar", "met", "stretch", "met", "GiB plain", "GiB ours",
-    "TFLOP", f"GiB moved\n{BOTH}", f"floor ms\n{BOTH}", f"ours / floor\n{BOTH}",
-    "error\nplain / ours",
+    "step", "plain ms", "ours ms", "graphs ms", "is", "bar", "met", "stretch", "met", "GiB plain",
+    "GiB ours", "TFLOP", f"GiB moved\n{BOTH}", f"floor ms\n{BOTH}", f"ours / floor\n{BOTH}",
+    "error\nplain / ours\n/ graphs",
 )  # fmt: skip
 
 
@@ -276,22 +296,24 @@ def print_table(report: dict) -> None:
     console = Console(width=200)
     console.print(table)
     for row in report["rows"]:
-        for side in ("plain", "ours"):
-            about = row[side].get("failure") or row[side]["setting"]
-            console.print(f"{row['what']} {row['batch']}, {side}: {about}", highlight=False)
+        for side in ("plain", "ours", "graphs"):
+            if row[side] is not None:
+                about = row[side].get("failure") or row[side]["setting"]
+                console.print(f"{row['what']} {row['batch']}, {side}: {about}", highlight=False)
 
 
 def _cells(row: dict) -> list[str]:
     host = "host" in row["what"]
-    sides = [row[side] for side in ("plain", "ours")]
+    sides = [row[side] for side in ("plain", "ours", "graphs") if row[side] is not None]
     ms = [_number(side.get("host_ms" if host else "ms"), "failed") for side in sides]
-    peaks = [_number(side.get("peak_gib")) for side in sides]
+    peaks = [_number(side.get("peak_gib")) for side in sides[:2]]
     moved = [row["work"][name] / 2**30 for name in ("nbytes", "fused_nbytes")]
     errors = row["errors"]
     error = "not compared" if errors is None else " / ".join(f"{e:.0e}" for e in errors)
     return [
         f"{row['what']}\n{row['batch']}",
         *ms,
+        *[""] * (3 - len(ms)),
         "" if row["value"] is None else f"{row['value']:.3g} {row['unit']}",
         row["bar"],
         _mark(row["met"]),

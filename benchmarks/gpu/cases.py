@@ -30,6 +30,8 @@ class Case:
     precision: str = "bf16"
     choices: Sequence[Options] = ({},)
     """The first of these that runs is ours."""
+    graphs: bool = False
+    """Whether a step with CUDA graphs is measured too."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -104,13 +106,13 @@ def unet(extent: int, *, width: int = 32, **more: Any) -> Case:
 def make_cases() -> dict[str, Case]:
     """What matters most first: time may run out."""
     return {
-        "host-32x8": cosmoflow(32, samples=8),
+        "host-32x8": cosmoflow(32, samples=8, graphs=True),
         "512-bf16": cosmoflow(512),
         "1024-bf16": cosmoflow(1024, choices=[{}, LEAN]),
-        "128x8": cosmoflow(128, samples=8),
-        "256": cosmoflow(256),
+        "128x8": cosmoflow(128, samples=8, graphs=True),
+        "256": cosmoflow(256, graphs=True),
         "mesh-2k": mesh_tangling(2048),
-        "resnet-50": resnet(224, samples=64),
+        "resnet-50": resnet(224, samples=64, graphs=True),
         "unet-256": unet(256),
         "512-tf32": cosmoflow(512, precision="tf32"),
         "512-lean": cosmoflow(512, choices=[LEAN]),
@@ -128,7 +130,7 @@ def make_small_cases() -> dict[str, Case]:
         "128x8": cosmoflow(8, samples=2, **fp32),
         "256": cosmoflow(16, **fp32),
         "mesh-2k": mesh_tangling(128, **fp32),
-        "resnet-50": resnet(32, samples=2, **fp32),
+        "resnet-50": resnet(32, samples=2, graphs=True, **fp32),
         "unet-256": unet(16, **fp32),
         "host-32x8": cosmoflow(8, **fp32),
     }

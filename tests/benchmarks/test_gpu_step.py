@@ -45,6 +45,6 @@ def test_the_second_choice_is_measured_where_the_first_fails(gpu):
     case = cosmoflow(8, precision="fp32", width=1)
     choices = [{"depth_first": ["no.such.layer"]}, {}]
     measured = measure(case, torch.device("cpu"), choices, 0.0)
-    assert measured.setting == "channels_last"
+    assert measured.words == "channels_last"
     failure = measure(case, torch.device("cpu"), choices[:1], 0.0)
     assert failure.startswith("channels_last: ConfigError")

@@ -276,11 +276,13 @@ def test_slabs_stay_where_fused_pools_do_a_share_of_the_work(monkeypatch, functi
     assert kinds_of_passes(net, mesh) == due
 
 
-def test_slabs_stay_where_a_kernel_of_ours_convolves(monkeypatch):
+@pytest.mark.parametrize(("kernel", "due"), [(3, "SSS"), (7, "Stt")])
+def test_slabs_stay_where_a_kernel_of_ours_convolves(monkeypatch, kernel, due):
     _, net, mesh = pair()
+    net.conv = nn.Conv2d(3, 4, kernel, padding=kernel // 2)
     monkeypatch.setattr(fused, "is_measured", lambda device: True)
     monkeypatch.setattr(fused, "MIN_NUMEL", 1)
-    assert kinds_of_passes(net, mesh) == "SSS"
+    assert kinds_of_passes(net, mesh) == due
 
 
 def test_slabs_stay_where_layers_have_hooks_and_as_long_as_they_do():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -16,7 +17,14 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["Kind", "as_operator", "cached_constants", "is_watched", "unwatched"]
+__all__ = [
+    "Kind",
+    "as_operator",
+    "cached_constants",
+    "held_constants",
+    "is_watched",
+    "unwatched",
+]
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
@@ -53,9 +61,25 @@ def cached_constants(function: Made) -> Made:
     @wraps(function)
     def look_up(*args: Any, **kwargs: Any) -> Any:
         found = kept(*args, **kwargs)
+        for holder in _holders:
+            holder.append(found)
         return tree_map_only(Tensor, _as_constant, found) if is_watched() else found
 
     return cast(Made, look_up)
+
+
+_holders: list[list[Any]] = []
+
+
+@contextmanager
+def held_constants() -> Iterator[list[Any]]:
+    """Gives a list of all cached constants that are used within it, which keeps them alive."""
+    held: list[Any] = []
+    _holders.append(held)
+    try:
+        yield held
+    finally:
+        _holders.pop()
 
 
 def _as_constant(x: Tensor) -> Tensor:

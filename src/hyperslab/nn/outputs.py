@@ -18,12 +18,12 @@ def tensors_of(value: Any) -> list[Tensor]:
     They may lie in tuples, lists, dicts and whatever else is a pytree, and in dataclasses.
     """
     found: list[Tensor] = []
-    for leaf in tree_leaves(value, is_leaf=_is_record):
+    for leaf in tree_leaves(value, is_leaf=is_record):
         if isinstance(leaf, Tensor):
             found.append(leaf)
         elif isinstance(leaf, Slab):
             found.append(leaf.local)
-        elif _is_record(leaf):
+        elif is_record(leaf):
             found += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
     return found
 
@@ -36,14 +36,14 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
             return function(leaf)
         if isinstance(leaf, Slab):
             return leaf.with_local(function(leaf.local))
-        if _is_record(leaf):
+        if is_record(leaf):
             held = {field.name: getattr(leaf, field.name) for field in fields(leaf) if field.init}
             return replace(leaf, **map_tensors(function, held))
         return leaf
 
-    return tree_map(visit, value, is_leaf=_is_record)
+    return tree_map(visit, value, is_leaf=is_record)
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
     """Whether ``value`` is an object with fields, such as a Slab."""
     return is_dataclass(value) and not isinstance(value, type)

@@ -34,9 +34,11 @@ from hyperslab.nn.chains import (
     installed_chains,
 )
 from hyperslab.nn.comparisons import Comparisons
+from hyperslab.nn.graphed import Graphed, check_graphs
 from hyperslab.nn.lone import Lone
 from hyperslab.nn.memory_watch import MemoryWatch
 from hyperslab.nn.module_path import add_module_path
+from hyperslab.nn.replay.recorder import CudaRecorder
 from hyperslab.nn.replica import Replica
 from hyperslab.nn.slab import Slab, is_slab
 
@@ -50,6 +52,7 @@ def parallelize(
     shard_weights: bool = False,
     batch_stats: str = "global",
     depth_first: DepthFirstNames = AUTO,
+    cuda_graphs: bool = False,
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
@@ -63,7 +66,7 @@ def parallelize(
     of an ``nn.Sequential``), such as convolution, activation and pool, are computed tile by tile:
     each tile goes through the whole of the module before the next, only the module's input is
     kept, and the backward pass computes the rest again. The result is the same. A mapping from
-    names to numbers says how many elements the largest tensor in a tile may have, about 2**27 by
+    names to numbers says how many elements the largest tensor in a tile may have, about 2**29 by
     default. They cannot be compiled, and hooks of modules inside them run once for every tile.
 
     ``"auto"`` picks such modules where memory is short. Before the first training step on inputs
@@ -79,12 +82,23 @@ def parallelize(
     nothing is cut into tiles, no rule is the user's, no layer has hooks, nothing asks for what only
     Slabs have or keeps one, and only layers of dropout draw random numbers.
 
+    With ``cuda_graphs``, on one rank with a GPU, passes are recorded in CUDA graphs and replayed,
+    so that the GPU does not wait for the host: for each kind of arguments (shapes, dtypes, memory
+    formats), the second pass records and later ones replay. Outputs, gradients and random numbers
+    are the same; Python code of ``forward`` no longer runs. Passes that cannot be recorded run as
+    ever, and a line in the log says why: the host waits for the GPU in them (``item()``, indices
+    by masks), parts of the module have hooks or are computed depth first, attributes change.
+    Between a forward pass and its backward pass, a second forward pass runs as ever, and one
+    forward pass can have one backward pass. On CPUs it does nothing.
+
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
 
     Collective over the mesh.
     """
     _check(module, batch_stats)
+    if cuda_graphs:
+        check_graphs(mesh)
     mesh = replace(mesh, batch_stats=batch_stats)
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
@@ -106,7 +120,7 @@ def parallelize(
             module, mesh, {part for chain in chains if chain.children for part in chain.parts}
         )
     replicated = mesh.num_ranks > 1 and not shard_weights and not sharded
-    _become_parallel(module, mesh, replicated=replicated)
+    _become_parallel(module, mesh, replicated=replicated, cuda_graphs=cuda_graphs)
     return module
 
 
@@ -191,7 +205,8 @@ class Parallel:
         state = self._hyperslab
         with _plain(self) as plain:
             twin = copy.deepcopy(plain, memo)
-        _become_parallel(twin, state.mesh, replicated=isinstance(state.run, Replica))
+        replicated, graphs = isinstance(state.run, Replica), isinstance(state.run, Graphed)
+        _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=graphs)
         return twin  # type: ignore[return-value]
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -229,7 +244,7 @@ def _warn_of_backward_hooks(module: nn.Module, mesh: Mesh) -> None:
         )
 
 
-def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None:
+def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool) -> None:
     """Gives ``module`` a class of its own that adds ``Parallel`` to it.
 
     DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
@@ -243,6 +258,8 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool) -> None
         run = Replica(module, forward, mesh, comparisons)
     elif mesh.backend is None:
         run = Lone(module, forward, mesh, chains)
+    if cuda_graphs and mesh.device.type == "cuda":
+        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
     module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, memory)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})

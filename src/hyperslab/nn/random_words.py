@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -32,10 +34,11 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same numbers again.
     """
-    drawn = torch.randint(NUM_WORDS, (2,))  # a tensor, as a compiled graph draws one in every step
+    drawn = _sources[-1]() if _sources else draw()
     place = (x.layout, x.mesh.grid, x.mesh.rank, num_dims, x.local.device)
     hashes = _hashes
-    if is_watched():
+    drawn_later = bool(_sources) or is_watched()  # by replays, and in every step by compiled graphs
+    if drawn_later:
         seed, number = drawn.unbind()
     else:
         seed, number = drawn.tolist()
@@ -45,9 +48,27 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
         return _hashes(seed, *place)
     # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
     factor, kept = seed >> 1 | 1, hashes(0, *place)
-    if is_watched():
+    if drawn_later:
         return (kept * factor + number) & _WORD
     return torch.rsub(kept, number, alpha=-factor) & _WORD  # type: ignore[call-overload, no-any-return]  # in one call
+
+
+def draw() -> Tensor:
+    """A seed and a number for one tensor, from torch's CPU generator."""
+    return torch.randint(NUM_WORDS, (2,))
+
+
+_sources: list[Callable[[], Tensor]] = []
+
+
+@contextmanager
+def drawing_from(source: Callable[[], Tensor]) -> Iterator[None]:
+    """Within it ``source`` is called in place of ``draw``, and its numbers may change later."""
+    _sources.append(source)
+    try:
+        yield
+    finally:
+        _sources.remove(source)
 
 
 def _hashes(

@@ -176,9 +176,7 @@ class Watch:
         self._num_pooled += x.numel() if function in POOLS else 0
         weight = args[1] if len(args) > 1 else None
         is_conv = getattr(function, "__name__", "").startswith("conv")
-        if not is_conv or not isinstance(weight, Tensor) or weight.ndim < 3:
-            return
-        if few_channels.is_weight_grad_faster(weight, autocast_dtype(weight)):
+        if is_conv and isinstance(weight, Tensor) and _has_kernel(weight):
             self.need("a convolution has a kernel of ours")
 
     def hide(self, out: Any) -> tuple[Any, Recipe]:
@@ -205,6 +203,12 @@ class Watch:
 
     def _kept(self) -> list[WatchedSlab]:
         return [slab for slab in (each() for each in self._shown) if slab is not None]
+
+
+def _has_kernel(weight: Tensor) -> bool:
+    dtype = autocast_dtype(weight)
+    is_supported = few_channels.is_supported(weight, dtype, steps=(), groups=1)
+    return is_supported and few_channels.is_weight_grad_faster(weight, dtype)
 
 
 @dataclass(frozen=True)

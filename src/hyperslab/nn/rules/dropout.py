@@ -101,7 +101,7 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
     keep = _keep_mask(x, num_dims, p)
     scale = 1 / (1 - p)
     if inplace:
-        x.local.mul_(keep * torch.tensor(scale, dtype=x.dtype, device=x.device))
+        x.local.mul_(keep * x.local.new_full((), scale))
         return x
     return x.with_local(x.local * scale * keep)
 

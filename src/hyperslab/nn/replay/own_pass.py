@@ -1,0 +1,121 @@
+"""A pass of a module on tensors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hyperslab.nn.outputs import tensors_of
+from hyperslab.nn.replay.module_state import PLAIN
+from hyperslab.nn.replay.replayable import CannotReplayError, leaves_under
+from hyperslab.nn.replay.seeds import Seeds
+from hyperslab.nn.replay.stand_ins import StandIns
+from hyperslab.nn.slab import Slab, is_slab
+
+Given = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a pass."""
+
+
+class OwnPass:
+    """A pass like that of ``run`` on ``given``, to be run again and again in the same memory.
+
+    Its inputs, the seeds of its random numbers and the gradients of its outputs are tensors that
+    can be filled with other values before each run.
+    """
+
+    def __init__(self, run: Callable[..., Any], module: nn.Module, given: Given) -> None:
+        leaves, self._spec = tree_flatten(given, is_leaf=is_slab)
+        self._run, self._makers, self._module = run, [_maker(leaf) for leaf in leaves], module
+        self.inputs = [_twin(tensor) for tensor in tensors_in(leaves)]
+        self.device, self._wants = self.inputs[0].device, [x.requires_grad for x in self.inputs]
+        self.seeds, self.stand_ins = Seeds(self.device), StandIns(module)
+        self.out: Any = None
+        """What the last run returned."""
+        self.outputs: list[Tensor] = []
+        """The tensors in it."""
+        self.grads: dict[int, Tensor] = {}
+        """The gradients of outputs, by their places; those without any are not here."""
+
+    def forward(self) -> list[Tensor]:
+        tensors = iter(self.inputs)
+        args, kwargs = tree_unflatten([make(tensors) for make in self._makers], self._spec)
+        with self.stand_ins.installed(), self.seeds.given(), _without_autocast_cache():
+            self.out = self._run(*args, **kwargs)
+            self.outputs = tensors_of(self.out)
+        return self.outputs
+
+    def backward(self) -> Sequence[Tensor | None]:
+        """The gradients of inputs and weights, as ``sources`` has them."""
+        outputs, grads = [self.outputs[place] for place in self.grads], [*self.grads.values()]
+        uncast = torch.autocast(self.device.type, enabled=False)
+        with self.stand_ins.installed(), self.seeds.refused(), uncast:
+            sources = self.sources(self.inputs, self.stand_ins.twins)
+            return torch.autograd.grad(outputs, sources, grads, allow_unused=True)
+
+    def run(self) -> None:
+        self.forward()
+        if self.grads:
+            self.backward()
+
+    def forget(self) -> None:
+        """Lets go of what the last run keeps; autograd will know nothing of it."""
+        self.out, self.outputs = None, []
+        self.inputs = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs]
+        self.stand_ins = StandIns(self._module)
+
+    def find_sources(self) -> None:
+        """Looks, after a forward pass, where gradients come from and go to."""
+        found = {i: leaves_under(out) for i, out in enumerate(self.outputs) if out.requires_grad}
+        leaves = {key for each in found.values() for key in each}
+        wanted = [place for place, own in enumerate(self.inputs) if id(own) in leaves]
+        twins = enumerate(self.stand_ins.twins)
+        reached = [place for place, twin in twins if id(twin) in leaves]
+        if [x.requires_grad for x in self.inputs] != self._wants:
+            raise CannotReplayError("it decides that an argument gets gradients")
+        if len(leaves) > len(wanted) + len(reached):
+            raise CannotReplayError("a tensor gets gradients that is no weight of the module")
+        self._wanted, self._reached = wanted, reached
+        sources = self.sources(self.inputs, self.stand_ins.twins)
+        self.reach = {i: [id(s) in each for s in sources] for i, each in found.items()}
+        self.grads = {place: torch.ones_like(self.outputs[place]) for place in found}
+
+    def sources(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        """Those of ``inputs`` and ``weights`` that get gradients."""
+        return [inputs[i] for i in self._wanted] + [weights[i] for i in self._reached]
+
+
+def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors among arguments, pieces of Slabs included."""
+    found = [leaf.local if isinstance(leaf, Slab) else leaf for leaf in leaves]
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
+
+
+def _maker(leaf: Any) -> Callable[[Iterator[Tensor]], Any]:
+    """What makes an argument like ``leaf``, of the next of some tensors if it is one."""
+    if type(leaf) in PLAIN:
+        return lambda tensors: leaf
+    if not isinstance(leaf, Slab):
+        return next
+    layout, mesh = leaf.layout, leaf.mesh
+    return lambda tensors: Slab(next(tensors), layout, mesh)
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """A tensor like it, of the same values, in memory of its own."""
+    twin = tensor.detach().clone()
+    return twin.requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -1,0 +1,161 @@
+"""A forward and a backward pass of a module, recorded once and replayed on new values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm.graph import held_constants
+from hyperslab.nn.outputs import map_tensors
+from hyperslab.nn.replay.module_state import ModuleState
+from hyperslab.nn.replay.own_pass import Given, OwnPass, tensors_in
+from hyperslab.nn.replay.recorder import Recorder
+from hyperslab.nn.replay.replayable import Look, check_output
+from hyperslab.nn.replay.turn import Ticket, Turn
+from hyperslab.nn.slab import is_slab
+from hyperslab.nn.untouched import untouched
+
+
+class Recorded:
+    """A pass of ``module`` on arguments like ``given``, recorded, which leaves no trace.
+
+    Raises ``CannotReplayError`` where replays would not do the same.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        module: nn.Module,
+        recorder: Recorder,
+        turn: Turn,
+        given: Given,
+    ) -> None:
+        self._pass, self._turn, self._follow = OwnPass(run, module, given), turn, recorder.follow
+        device = self._pass.device
+        with untouched(module), _same_values(module, device), _same_seeds(device):
+            self._practise(module, recorder)
+            with held_constants() as self._constants:
+                self._record(recorder)
+        self._weights = [w for w in self._pass.stand_ins.weights if not w.is_inference()]
+
+    def _practise(self, module: nn.Module, recorder: Recorder) -> None:
+        """Runs the pass twice: to be compiled and to choose algorithms, and to be looked at."""
+        own = self._pass
+        with recorder.practice():
+            own.forward()
+            own.find_sources()
+            if own.grads:
+                own.backward()
+        look = Look(module, own.inputs)
+        with recorder.practice(), recorder.watch_for_waits() as waits:
+            own.run()
+        look.check(waits)
+        own.stand_ins.check()
+        check_output(own.out, own.device)
+        self._state = look.state  # keeps alive what the recorded pass reads
+
+    def _record(self, recorder: Recorder) -> None:
+        own = self._pass
+        own.forget()
+        outputs, self._forward_again = recorder.record(own.forward)
+        self._source_grads: Sequence[Tensor | None] = []
+        if own.grads:
+            self._source_grads, self._backward_again = recorder.record(own.backward)
+        self._outputs = [out.detach() for out in outputs]
+        self._without_grad = [i for i in range(len(outputs)) if i not in own.grads]
+        self._template = map_tensors(Tensor.detach, own.out)
+        own.forget()
+
+    def __call__(self, given: Given) -> Any:
+        """What the module would return."""
+        tensors = tensors_in(tree_leaves(given, is_leaf=is_slab))
+        self._follow()
+        with torch.no_grad():
+            for own, tensor in zip(self._pass.inputs, tensors, strict=True):
+                own.copy_(tensor)
+        self._pass.seeds.refill()
+        if self._pass.grads:
+            sources = self._pass.sources(tensors, self._pass.stand_ins.weights)
+            outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
+        else:
+            outputs = self.replay_forward()
+        rest = iter(outputs)
+        return map_tensors(lambda _: next(rest), self._template)
+
+    def replay_forward(self) -> list[Tensor]:
+        """Outputs that no later replay overwrites."""
+        self._forward_again()
+        return [out.clone() for out in self._outputs]
+
+    def begin(self, outputs: Sequence[Tensor]) -> tuple[Ticket, list[Tensor]]:
+        """What the backward pass of the last replay will need, and outputs without gradients."""
+        ticket = Ticket(self._weights)
+        self._turn.take(ticket)
+        return ticket, [outputs[place] for place in self._without_grad]
+
+    def replay_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of inputs and weights, where any of ``grads`` leads there."""
+        reached = [False] * len(self._source_grads)
+        for place, own in self._pass.grads.items():
+            grad = grads[place]
+            if grad is None:
+                own.zero_()
+                continue
+            own.copy_(grad)
+            pairs = zip(reached, self._pass.reach[place], strict=True)
+            reached = [before or now for before, now in pairs]
+        self._backward_again()
+        found = zip(self._source_grads, reached, strict=True)
+        return _copies([grad if is_reached else None for grad, is_reached in found])
+
+
+def _copies(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """``grads`` in memory that no replay overwrites: ``param.grad`` may come to be one of them."""
+    kept = [grad for grad in grads if grad is not None]
+    copies = iter(torch._foreach_mul(kept, 1) if kept else [])
+    return [None if grad is None else next(copies) for grad in grads]
+
+
+class _Replay(Function):
+    """A recorded pass as one function, of the inputs and weights that want gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: Recorded, *sources: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        outputs = recorded.replay_forward()
+        ctx.recorded = recorded
+        ctx.ticket, without_grad = recorded.begin(outputs)
+        ctx.mark_non_differentiable(*without_grad)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.ticket.use()
+        return None, *ctx.recorded.replay_backward(grads)
+
+
+@contextmanager
+def _same_values(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """After it, buffers and other tensors that modules hold, but weights, have the same values."""
+    held = [x for x in ModuleState(module, device).tensors if not isinstance(x, Parameter)]
+    writable = [x for x in held if torch.is_inference_mode_enabled() or not x.is_inference()]
+    kept = [(x.detach(), x.detach().clone()) for x in writable]
+    try:
+        yield
+    finally:
+        for x, values in kept:  # whatever its version: batch norm does not count it
+            x.copy_(values)
+
+
+def _same_seeds(device: torch.device) -> Any:
+    """A context after which torch draws the numbers that it would have drawn without it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

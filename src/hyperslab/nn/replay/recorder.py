@@ -1,0 +1,115 @@
+"""GPU work that is recorded once, in CUDA graphs, and replayed with one launch."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+Made = TypeVar("Made")
+
+_broken: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose recording failed. Torch's allocators still ask them which streams were theirs."""
+
+
+class Recorder(Protocol):
+    """What records work on a device."""
+
+    def practice(self) -> Any:
+        """A context for work that prepares a recording: as there, on a stream of its own."""
+
+    def watch_for_waits(self) -> Any:
+        """A context that gives a list, to which it adds where the host waits for the device."""
+
+    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        """What ``run`` returns, and what runs its work again, into the same memory.
+
+        The memory may be overwritten by whatever else this recorder's recordings run.
+        """
+
+    def follow(self) -> None:
+        """Has the current stream wait for what others still do with that memory."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share their memory, of which one at a time may hold something."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side, self._latest = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._renew()
+
+    def _renew(self) -> None:
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream()
+            self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def practice(self) -> Iterator[None]:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what other streams have let go
+        with torch.cuda.device(self._device), torch.cuda.stream(self._side):
+            yield
+        torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def watch_for_waits(self) -> Iterator[list[str]]:
+        """Torch tells of all its own functions that wait but ``torch.cuda.synchronize``."""
+        places: list[str] = []
+        here, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+
+        def note(message: Warning | str, category: object, file: str, line: int, *_: Any) -> None:
+            if "synchronizing CUDA operation" in str(message) and threading.get_ident() == here:
+                places.append(f"{file}:{line}")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note  # type: ignore[assignment]  # restored at the end
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield places
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+
+    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        if not self._graphs:
+            self._renew()  # torch does not take up a pool again whose graphs are all gone
+        graph, stream = torch.cuda.CUDAGraph(), self._stream
+        mode = "thread_local"  # other threads, which may load data, do not disturb it
+        # Where the recording cannot be ended, torch.cuda.graph leaves its stream current.
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            try:
+                with torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
+                    out = run()
+            except BaseException:
+                self._mend(graph)
+                raise
+        self._graphs.add(graph)
+        return out, graph.replay
+
+    def follow(self) -> None:
+        current = torch.cuda.current_stream(self._device)
+        if current != self._latest:
+            current.wait_stream(self._latest)
+            self._latest = current
+
+    def _mend(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Has torch go on as before, after the recording of ``graph`` failed."""
+        try:
+            graph.pool()
+        except RuntimeError:  # it was not even ended
+            _broken.append(graph)
+            graph.reset()
+            with suppress(RuntimeError):  # where it had not even begun
+                index = torch.cuda.current_device()
+                torch._C._cuda_endAllocateToPool(index, self._pool)
+                torch._C._cuda_releasePool(index, self._pool)
+            self._renew()
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
+                torch.zeros((), device=self._device)  # random numbers can be drawn again
