@@ -13,37 +13,38 @@ waited for the GPU: `cudaEventSynchronize` is the wait for what is to be sent, w
 share a GPU need. Ranks that share a GPU take turns on it: look at the order, not at the times.
 Traces and a picture of each are left in --folder.
 
-`shards`: a step of CosmoFlow as one rank in the middle of a mesh computes it, halos and all, with
-other ranks that do not exist and whose boxes are there at once. Ideal is the unsplit step divided
-by the number of ranks.
+`shards`: a step of a network as one rank in the middle of a mesh computes it, halos and all, with
+other ranks that do not exist and whose boxes are there at once. `ms` is the time of all kernels of
+a step; the host takes `host ms` to launch them, and where that is more, a rank of a real mesh waits
+for it. Ideal is the unsplit step's kernels divided by the number of ranks.
+`interiors` and `strips` are the parts of convolutions with halos, forward and backward: those that
+hide an exchange, and those that wait for it or come before it. shards.json, which has the times of
+every block, and shards.md in --folder are written again after every row.
 
 `faces`: boxes of 16x256^3 in one kernel, against a copy for each by torch. The floor counts the
 sectors of 32 bytes that are touched.
 """
 
 import argparse
-import gc
 import json
 import math
 import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
-from gpu.cases import Case, cosmoflow
-from gpu.clock import measure_ceilings, median_ms
+from gpu.clock import measure_ceilings
 from gpu.draw import draw
 from gpu.halo_step import trace_step
-from gpu.lone_rank import LoneTrial, Traffic, nobody_answers
+from gpu.record import Record
 from gpu.rows import Bench, Row, Timer, print_rows
+from gpu.shards import COLUMNS, cells, measure_shards, shown
 from gpu.timeline import read_timeline
-from gpu.trial import SETTINGS
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -54,10 +55,6 @@ from hyperslab.testing import Team
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SECTOR_BYTES = 32
-SPLITS = [
-    {}, {"depth": 2}, {"depth": 4}, {"depth": 8}, {"depth": 16}, {"depth": 2, "height": 2},
-    {"depth": 4, "height": 2}, {"depth": 4, "height": 4}, {"depth": 2, "height": 2, "width": 2},
-]  # fmt: skip
 SHARED = [{"depth": 2}, {"height": 2}, {"width": 2}, {"depth": 2, "height": 2}]
 
 
@@ -79,8 +76,8 @@ def measure_exchanges(options: argparse.Namespace, folder: Path) -> list[dict]:
 
 def _exchange_report(axes: dict[str, int], ranks: Sequence, folder: Path) -> dict:
     timelines = [read_timeline(Path(traced.trace)) for traced in ranks]
-    picture = folder / f"{_shown(axes).replace(' x ', '-').replace(' ', '')}.png"
-    draw(timelines, f"CosmoFlow's first blocks split over {_shown(axes)}", picture)
+    picture = folder / f"{shown(axes).replace(' x ', '-').replace(' ', '')}.png"
+    draw(timelines, f"CosmoFlow's first blocks split over {shown(axes)}", picture)
     return {
         "axes": axes,
         "ms": max(traced.ms for traced in ranks),
@@ -96,53 +93,6 @@ def _exchange_report(axes: dict[str, int], ranks: Sequence, folder: Path) -> dic
             for traced, timeline in zip(ranks, timelines, strict=True)
         ],
     }
-
-
-def measure_shards(options: argparse.Namespace) -> list[dict]:
-    """The compute of one rank, for every way to split the network."""
-    case = cosmoflow(32, precision="fp32", width=2) if options.small else cosmoflow(512)
-    whole_ms = None
-    found = []
-    for axes in SPLITS[::4] if options.small else SPLITS:
-        num_ranks = math.prod(axes.values())
-        row: dict = {"axes": axes, "ranks": num_ranks}
-        try:
-            row |= min(_shard_trials(case, axes, options), key=lambda trial: trial["ms"])
-            whole_ms = whole_ms or row["ms"] * num_ranks
-            ideal_ms = whole_ms / num_ranks
-            row |= {"ideal_ms": ideal_ms, "efficiency": ideal_ms / row["ms"]}
-        except Exception as error:  # the other rows are still wanted
-            if options.small:
-                raise
-            row["failure"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        found.append(row)
-    return found
-
-
-def _shard_trials(case: Case, axes: dict[str, int], options: argparse.Namespace) -> Iterator[dict]:
-    settings = [setting for setting in SETTINGS if not setting.benchmark]
-    for setting in settings[:1] if options.small else settings:
-        torch.backends.cudnn.benchmark = setting.benchmark
-        trial = LoneTrial(case, axes, setting, DEVICE)
-        trial.refill()
-        with nobody_answers() as traffic:
-            trial.step()
-            one_step = Traffic(**asdict(traffic))
-            if DEVICE.type == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            ms = median_ms(trial.step, DEVICE, repeats=1 if options.small else 7)
-            blocks = trial.block_times()
-        yield {
-            "ms": ms,
-            "blocks": blocks,
-            "traffic": asdict(one_step),
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if trial.x.is_cuda else None,
-            "setting": str(setting),
-        }
-        del trial
-        gc.collect()
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def measure_faces(options: argparse.Namespace) -> list[Row]:
@@ -216,7 +166,7 @@ def show_exchanges(found: list[dict]) -> None:
         for rank, told in enumerate(mesh["ranks"]):
             for conv in told["convolutions"]:
                 table.add_row(
-                    _shown(mesh["axes"]), str(rank), conv["pass"], f"{conv['interior_us']:.0f}",
+                    shown(mesh["axes"]), str(rank), conv["pass"], f"{conv['interior_us']:.0f}",
                     f"{conv['exchange_us']:.0f}", f"{conv['hidden']:.0%}",
                     "yes" if conv["in_order"] else "NO", str(conv["pack_launches"]),
                     str(conv["unpack_launches"]),
@@ -226,31 +176,11 @@ def show_exchanges(found: list[dict]) -> None:
     for mesh in found:
         told = mesh["ranks"][0]
         console.print(
-            f"{_shown(mesh['axes'])}: {mesh['ms']:.1f} ms a step, {told['exchanges']} exchanges; "
+            f"{shown(mesh['axes'])}: {mesh['ms']:.1f} ms a step, {told['exchanges']} exchanges; "
             f"the host waits: {told['host_syncs'] or 'never'}, as torch sees it "
             f"{told['synchronizing'] or 'never'}; {mesh['picture']}",
             highlight=False,
         )
-
-
-def show_shards(found: list[dict]) -> None:
-    table = Table(
-        "split", "ranks", "ms", "ideal ms", "efficiency", "sent MiB", "messages", "GiB", ""
-    )
-    for row in found:
-        if "failure" in row:
-            table.add_row(_shown(row["axes"]), str(row["ranks"]), *[""] * 6, row["failure"])
-            continue
-        table.add_row(
-            _shown(row["axes"]), str(row["ranks"]), f"{row['ms']:.2f}", f"{row['ideal_ms']:.2f}",
-            f"{row['efficiency']:.0%}", f"{row['traffic']['sent'] / 2**20:.1f}",
-            str(row["traffic"]["messages"]), f"{row['peak_gib'] or 0:.2f}", row["setting"],
-        )  # fmt: skip
-    Console(width=140).print(table)
-
-
-def _shown(axes: dict[str, int]) -> str:
-    return " x ".join(f"{axis} {num}" for axis, num in axes.items()) or "none"
 
 
 SECTIONS = ("exchange", "shards", "faces")
@@ -261,7 +191,8 @@ def parse_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--folder", type=Path, help="for traces, pictures and report.json")
+    parser.add_argument("--folder", type=Path, help="for traces, pictures and results")
+    parser.add_argument("--budget", type=float, default=100, help="begin no shard after as many s")
     parser.add_argument("--fused", action="store_true", help="use fused kernels on any GPU")
     parser.add_argument("--small", action="store_true", help="tiny; so without a GPU")
     parser.add_argument("--json", action="store_true", help="print JSON only")
@@ -280,25 +211,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        measures: dict[str, Callable[[], list]] = {
-            "exchange": lambda: measure_exchanges(options, folder),
-            "shards": lambda: measure_shards(options),
-            "faces": lambda: measure_faces(options),
-        }
-        shows = {
-            "exchange": show_exchanges,
-            "shards": show_shards,
-            "faces": partial(print_rows, "boxes of 16x256^3"),
-        }
         for section in options.only:
-            found = measures[section]()
-            if not options.json:
-                shows[section](found)
-            report[section] = [asdict(row) if isinstance(row, Row) else row for row in found]
+            report[section] = measure_section(section, options, folder)
             print(f"{section}: {time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
             (folder / "report.json").write_text(json.dumps(report, indent=1))
     if options.json:
         print(json.dumps(report, indent=1))
+
+
+def measure_section(section: str, options: argparse.Namespace, folder: Path) -> list[dict]:
+    """What was found, which is also printed."""
+    if section == "shards":
+        record = Record("shards", COLUMNS, cells, folder=folder, budget=options.budget)
+        measure_shards(DEVICE, record, small=options.small)
+        if not options.json:
+            record.print(width=180)
+        return record.rows
+    if section == "faces":
+        rows = measure_faces(options)
+        if not options.json:
+            print_rows("boxes of 16x256^3", rows)
+        return [asdict(row) for row in rows]
+    found = measure_exchanges(options, folder)
+    if not options.json:
+        show_exchanges(found)
+    return found
 
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
 """One rank of a mesh whose other ranks do not exist: its compute, without their messages."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from itertools import pairwise
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from gpu.cases import Case
-from gpu.trial import Setting, Trial
+from gpu.trial import Trial
+from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending
 from hyperslab.kernels import faces
 from hyperslab.layout import AXES, Grid, Layout, Split, cut_evenly
+from hyperslab.nn.halo_conv import HaloConv
 from hyperslab.nn.slab import Slab
 
 FETCH = import_module("hyperslab.comm.fetch")  # its package names the function so
@@ -53,7 +58,8 @@ def lone_mesh(axes: dict[str, int], device: torch.device) -> Mesh:
     grid = Grid(tuple(axes.get(axis, 1) for axis in AXES))
     middle = {axis: grid.size(axis) // 2 for axis in AXES}
     rank = next(r for r, coords in enumerate(grid.coords) if dict(coords) == middle)
-    return _LoneMesh(grid, rank, device, "cpu:gloo,cuda:nccl", timedelta(seconds=60))
+    backend = "cpu:gloo,cuda:nccl" if axes else None
+    return _LoneMesh(grid, rank, device, backend, timedelta(seconds=60))
 
 
 @contextmanager
@@ -62,6 +68,8 @@ def nobody_answers() -> Iterator[Traffic]:
     traffic = Traffic()
 
     def post(pieces, sends, receives, dtype, mesh, doing):
+        if not sends and not receives:
+            return Pending([], [], [], mesh, doing)
         received = faces.zeros_for([m.box.shape for m in receives], dtype, mesh.device)
         traffic.messages += len(sends)
         traffic.sent += sum(piece.nbytes for piece in pieces)
@@ -84,67 +92,148 @@ class LoneTrial(Trial):
     """A network with this rank's piece of its batch, ready to step: forward, loss, backward."""
 
     def __init__(
-        self, case: Case, axes: dict[str, int], setting: Setting, device: torch.device
+        self,
+        case: Case,
+        model: nn.Module,
+        axes: dict[str, int],
+        memory_format: torch.memory_format,
+        device: torch.device,
     ) -> None:
-        torch.manual_seed(0)
-        self.case, self.device = case, device
+        """``model`` is on the device; it is that of the case."""
+        self.case, self.device, self.model = case, device, model
         self.mesh = lone_mesh(axes, device)
-        layout = _split(case.shape, axes)
-        shape, memory = layout.box(self.mesh.coords).shape, setting.format_of(len(case.shape))
-        self.model = case.make().to(device, memory_format=memory)
-        self.x = torch.empty(shape, device=device, memory_format=memory)
+        layout, target = _split(case.shape, axes), Layout.unsplit(case.target)
+        if len(case.target) > 2:
+            target = _split(case.target, axes)
+        shape = layout.box(self.mesh.coords).shape
+        self.x = torch.empty(shape, device=device, memory_format=memory_format)
         self.input = Slab(self.x, layout, self.mesh)
-        target = case.make_target(device)
-        self.target = Slab(target, Layout(case.target, (None,) * len(case.target)), self.mesh)
+        numbers = torch.randn(target.box(self.mesh.coords).shape, device=device)
+        self.target = Slab(numbers, target, self.mesh)
 
-    def block_times(self) -> list[dict[str, float]]:
-        """The milliseconds of each block of the features, forward and backward.
-
-        They end where the next one's begin, by the blocks' outputs and the gradients of these.
+    def parts(self) -> dict[str, Any]:
+        """The milliseconds of a step's kernels, those of each block of the network, forward and
+        backward, and those of convolutions whose halos are exchanged: of their interiors, which
+        hide the exchange, and of the strips around these.
         """
-        clock, forward, backward = Clock(self.device), [], []
+        marks, forward, backward = Marks(self.device), [], []
+        calls: dict[str, list[tuple[int, int]]] = {"interior_ms": [], "strips_ms": []}
 
         def after(block, args, out: Slab) -> None:
-            forward.append(clock.read())
+            forward.append(marks.set())
             if out.local.requires_grad:
-                out.local.register_hook(lambda grad: backward.append(clock.read()))
+                out.local.register_hook(lambda grad: backward.append(marks.set()))
 
-        hooks = [block.register_forward_hook(after) for block in self.model.features]
-        forward.append(clock.read())
-        self.step()
-        backward.append(clock.read())
+        def step() -> None:
+            forward.append(marks.set())
+            self.step()
+            backward.append(marks.set())
+
+        blocks = next(part for part in self.model.children() if isinstance(part, nn.Sequential))
+        hooks = [block.register_forward_hook(after) for block in blocks]
+        with _timed_convolutions(marks, calls):
+            marks.run(step)
         for hook in hooks:
             hook.remove()
-        passes = [clock.between(forward), clock.between(backward)[::-1]]
-        pairs = zip(*passes, strict=True)
-        return [{"forward_ms": f, "backward_ms": b} for f, b in pairs]
+        passes = zip(pairwise(forward), [*pairwise(backward)][::-1], strict=True)
+        return {
+            "ms": marks.between(0, marks.count),
+            "launches": marks.launches,
+            "blocks": [
+                {"forward_ms": marks.between(*f), "backward_ms": marks.between(*b)}
+                for f, b in passes
+            ],
+            **{kind: sum(marks.between(*pair) for pair in pairs) for kind, pairs in calls.items()},
+        }
 
 
-class Clock:
-    """Times on the device, in the order of what was launched."""
+class Marks:
+    """Moments of a run. The time between two of them is that of the kernels launched meanwhile.
+
+    So it is the device's time, however long the host takes to launch them. Without a GPU it is the
+    time that passes.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
+        self.on_gpu, self.count, self.launches = device.type == "cuda", 0, 0
+        self._spent: list[float] = []
+        """Milliseconds after each mark."""
+        self._since = 0.0
 
-    def read(self) -> object:
-        if not self.on_gpu:
-            return time.perf_counter() * 1e3
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def set(self) -> int:
+        """The number of a new mark."""
+        if self.on_gpu:
+            torch.cuda._sleep(1)  # a kernel that nothing else launches
+        else:
+            now = time.perf_counter()
+            self._spent.append(0.0)
+            if self.count:
+                self._spent[self.count - 1] = (now - self._since) * 1e3
+            self._since = now
+        self.count += 1
+        return self.count - 1
 
-    def between(self, times: list) -> list[float]:
-        """The milliseconds between one and the next."""
+    def between(self, start: int, stop: int) -> float:
+        return sum(self._spent[start:stop])
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Runs what sets the marks."""
         if not self.on_gpu:
-            return [b - a for a, b in pairwise(times)]
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) for a, b in pairwise(times)]
+            step()
+            return
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            step()
+            torch.cuda.synchronize()
+        events = [e for e in found.events() if e.device_type == DeviceType.CUDA]
+        for event in sorted(events, key=lambda event: event.time_range.start):
+            if "spin_kernel" in event.name:
+                self._spent.append(0.0)
+            elif self._spent:
+                self._spent[-1] += event.time_range.elapsed_us() / 1e3
+                self.launches += 1
+        if len(self._spent) != self.count:
+            raise RuntimeError(f"{len(self._spent)} of {self.count} marks are in the trace")
+
+
+@contextmanager
+def _timed_convolutions(marks: Marks, calls: dict[str, list[tuple[int, int]]]) -> Iterator[None]:
+    """Within it, the calls of convolutions with halos are noted, by what they compute."""
+    forward = HaloConv.forward
+
+    def marked(ctx, x, weight, bias, plan, settings, mesh) -> Tensor:
+        settings = _MarkedSettings(settings, plan, marks, calls)
+        return forward(ctx, x, weight, bias, plan, settings, mesh)
+
+    with patch.object(HaloConv, "forward", staticmethod(marked)):
+        yield
+
+
+class _MarkedSettings:
+    """The settings of a convolution, which mark where its calls begin and end."""
+
+    def __init__(self, settings, plan, marks, calls) -> None:
+        self._settings, self._plan, self._marks, self._calls = settings, plan, marks, calls
+        self.output_shape = settings.output_shape
+
+    def run(self, x, weight, bias, padding):
+        return self._marked(padding, lambda: self._settings.run(x, weight, bias, padding))
+
+    def run_backward(self, grad, x, weight, padding, *, wants):
+        run = self._settings.run_backward
+        return self._marked(padding, lambda: run(grad, x, weight, padding, wants=wants))
+
+    def _marked(self, padding, run):
+        begun = self._marks.set()
+        out = run()
+        kind = "strips_ms" if padding == self._plan.strip_padding else "interior_ms"
+        self._calls[kind].append((begun, self._marks.set()))
+        return out
 
 
 def _split(shape: tuple[int, ...], axes: dict[str, int]) -> Layout:
     splits: list[Split | None] = [None] * len(shape)
     for axis, num in axes.items():
-        dim = AXES.index(axis)
+        dim = AXES.index(axis) - len(AXES)  # images have no depth
         if num > 1:
             splits[dim] = Split(axis, cut_evenly(shape[dim], num))
     return Layout(shape, tuple(splits))

@@ -52,7 +52,7 @@ def _pool_rows(
 ) -> Iterator[Row]:
     last = "contiguous" if y.is_contiguous() else "channels_last"
     what = f"leaky + {pool.kind} pool, {'x'.join(map(str, y.shape[1:]))} {last}, {name}"
-    pooled = math.prod(pool.output_shape(y)) * y.itemsize
+    pooled = math.prod(pool.output_shape(y.shape)) * y.itemsize
 
     def forward() -> object:
         return run(y, 0.01, pool)

@@ -13,6 +13,7 @@ SMALL = {
         *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
     ],
     "gpu_channels.py": ["--small"],
+    "gpu_depth.py": ["--small"],
     "gpu_halo.py": ["--small"],
     "gpu_kernels.py": ["--small"],
     "gpu_step.py": ["--small"],

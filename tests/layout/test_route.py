@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from hyperslab.layout import (
     Box,
     Grid,
@@ -66,6 +68,19 @@ def test_samples_are_cut_first_then_long_runs_of_memory():
     }
     first, *_ = cut_tiles(chain(256), Box.whole((1, 8, 128, 128)), 2**18)
     assert first.shape == (1, 8, 43, 128)
+
+
+@pytest.mark.parametrize("limit", [900, 3000, 9000])
+def test_no_dim_is_cut_into_more_pieces_than_it_must_be(limit):
+    route, outputs = chain(64), Box.whole((1, 8, 32, 32))
+    tiles = list(cut_tiles(route, outputs, limit))
+    nums = [len({tile.spans[dim] for tile in tiles}) for dim in (2, 3)]
+    for dim in (0, 1):
+        fewer = [num - (i == dim) for i, num in enumerate(nums)]
+        sizes = [-(-32 // max(1, num)) for num in fewer]
+        middle = [((32 - size) // 2, (32 + size) // 2) for size in sizes]
+        needs = route.needs(Box.of((0, 1), (0, 8), *middle))
+        assert nums[dim] == 1 or max(box.numel for box in needs) > limit
 
 
 def test_a_limit_that_nothing_fits_gives_single_outputs():

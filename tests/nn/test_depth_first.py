@@ -19,6 +19,7 @@ import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, fused
 from hyperslab.models.cosmoflow import ConvBlock
+from hyperslab.nn import tile_windows
 from hyperslab.testing import seeded
 from hyperslab.testing.strategies import Place, places
 
@@ -359,6 +360,16 @@ def test_memory_formats_are_those_of_the_layers():
     out = model(hs.shard(x, mesh)).local
     assert out.is_contiguous(memory_format=torch.channels_last)
     close(out, plain(x))
+
+
+def test_convolutions_at_the_ends_make_no_outputs_to_be_dropped():
+    model, plain, mesh = alone(conv_twice, {"body": 100})
+    x = seeded(2, 2, 9, 9)
+    with patch.object(tile_windows, "alone", side_effect=AssertionError):
+        out, grads = results(model, x, mesh)
+    expected = results(plain, x)
+    close(out.local, expected[0])
+    close(grads, expected[1])
 
 
 def test_tiles_take_the_kernels_that_a_single_rank_takes():

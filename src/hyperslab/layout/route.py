@@ -139,7 +139,7 @@ def _count_tiles(route: Route, outputs: Box, limit: int) -> list[int]:
     """Into how many pieces each dim is cut.
 
     Dims are halved one after the other. Neighbouring tiles both compute what they both need, so the
-    dim to halve is that which makes least of it, or an earlier one that is about as good. The last
+    dim to halve is that which makes least of it, or an earlier one that is about as good. Then each
     is cut into no more pieces than it must be.
     """
     nums = [1] * len(outputs.spans)
@@ -152,10 +152,9 @@ def _count_tiles(route: Route, outputs: Box, limit: int) -> list[int]:
         if not halved:
             break
         work = {dim: _work(route, outputs, each) for dim, each in halved.items()}
-        dim = next(dim for dim in work if work[dim] <= MORE_WORK * min(work.values()))
-        fewest = nums[dim] + 1
-        nums = halved[dim]
-        while nums[dim] > fewest and _largest(route, outputs, _one_less(nums, dim)) <= limit:
+        nums = next(halved[dim] for dim in work if work[dim] <= MORE_WORK * min(work.values()))
+    for dim in reversed(range(len(nums))):
+        while nums[dim] > 1 and _largest(route, outputs, _one_less(nums, dim)) <= limit:
             nums = _one_less(nums, dim)
     return nums
 

@@ -33,8 +33,12 @@ from hyperslab.nn.weigh import Scale, current_scale
 
 MOST_KEPT = 64
 """Shapes of inputs whose surveys are kept."""
-TILE_NUMEL = 2**27
-"""Elements of the largest tensor in a tile, unless others are asked for."""
+TILE_NUMEL = 2**29
+"""Elements of the largest tensor in a tile, unless others are asked for.
+
+Beside an H200 the host took some 6 ms for a tile of two blocks of layers: with smaller tiles the
+GPU waits for it (``benchmarks/gpu_depth.py``).
+"""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ PER_WEIGHT = 4
 """A weight's gradient, its place in a bucket of DDP, and two numbers of an optimizer."""
 
 
-TILES = (TILE_NUMEL, TILE_NUMEL // 8)
+TILES = (TILE_NUMEL, TILE_NUMEL // 4, TILE_NUMEL // 32)
 """Elements of the largest tensor in a tile: smaller ones, which take longer, if they must be."""
 Tiles = Mapping[str, int]
 """Chains, and the elements of the largest tensor in each one's tiles."""

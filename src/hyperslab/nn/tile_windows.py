@@ -32,6 +32,8 @@ from hyperslab.nn.tile_slab import TileSlab, alone, not_by_tiles, tile_rule
 
 Numbers = int | Sequence[int]
 Pads = list[int]
+Ends = tuple[int, int]
+"""Before the start of a dim and after its end."""
 
 
 def _checked(function: Callable[..., Any], x: Any, num_dims: int) -> TileSlab:
@@ -106,25 +108,37 @@ def _make_conv(num_dims: int) -> None:
         steps, dilations = per_dim(stride, num_dims), per_dim(dilation, num_dims)
         pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
         windows = conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
-        calls, around = _even_calls(_plan_calls(x, windows), windows)
+        planned = map(_exact_call, windows, _plan_calls(x, windows), x.whole.shape[2:])
+        calls, ends = zip(*planned, strict=True)
+        around = [before if before == after else 0 for before, after in ends]
+        uneven = [(0, 0) if before == after else (before, after) for before, after in ends]
+        zeros = [n for pair in reversed(uneven) for n in pair]
 
         def run(piece: Any) -> Any:
+            piece = F.pad(piece, zeros) if any(zeros) else piece
             return function(piece, weight, bias, steps, around, dilations, groups)
 
         return _through(function, x, windows, calls, run)
 
 
-def _even_calls(
-    calls: Sequence[PieceCall], windows: Sequence[Window]
-) -> tuple[list[PieceCall], Pads]:
-    """The calls and their padding, where more padding after the end is so before the start too.
+def _exact_call(window: Window, call: PieceCall, extent: int) -> tuple[PieceCall, Ends]:
+    """The call that reads what its outputs do, and how many zeros they read before and after.
 
-    Only ``padding="same"`` of even kernels asks for that, and has a stride of 1: what is more
-    before the start makes one more output to drop.
+    Tensors are largest after the first convolutions: outputs that are made to be dropped would
+    cost more than a copy of the inputs with their zeros.
     """
-    extras = [w.extra if c.at_end else 0 for c, w in zip(calls, windows, strict=True)]
-    pads = [w.padding + w.extra if c.at_end else 0 for c, w in zip(calls, windows, strict=True)]
-    return [c._replace(drop=c.drop + n) for c, n in zip(calls, extras, strict=True)], pads
+    if not call.at_end:
+        return call, (0, 0)
+    reads = window.reads(call.outputs)
+    inside = Span(max(0, reads.start), min(reads.stop, extent))
+    if inside.start >= inside.stop:  # outputs of nothing but padding
+        around = window.padding + window.extra
+        return call._replace(drop=call.drop + window.extra), (around, around)
+    before, after = inside.start - reads.start, reads.stop - inside.stop
+    makes = (inside.size + 2 * before - window.reach - 1) // window.stride + 1
+    if makes == call.outputs.size:  # nothing reads what else is padded after the end
+        after = before
+    return PieceCall(inside, call.outputs, 0, at_end=True), (before, after)
 
 
 def _make_conv_transpose(num_dims: int) -> None:
