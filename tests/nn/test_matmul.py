@@ -186,3 +186,16 @@ def check_refused(place, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_the_same_words(run, name):
     run(PLACES[0], check_refused, name)
+
+
+@pytest.mark.parametrize("name", ["addmm", "baddbmm", "addbmm"])
+def test_sums_with_products_have_the_dtype_of_torchs_under_autocast(name):
+    mesh, batch = hs.init(device="cpu"), () if name == "addmm" else (3,)
+    first, second = torch.randn(*batch, 4, 5), torch.randn(*batch, 5, 6)
+    added = torch.randn(*(batch if name == "baddbmm" else ()), 4, 6)
+    slabs = [hs.shard(t, mesh, axes=[None] * t.ndim) for t in (added, first, second)]
+    with torch.autocast("cpu", torch.bfloat16):
+        due = getattr(torch, name)(added, first, second)
+        out = getattr(torch, name)(*slabs)
+    assert out.dtype == due.dtype == torch.bfloat16
+    torch.testing.assert_close(out.local, due, rtol=2e-2, atol=2e-2)

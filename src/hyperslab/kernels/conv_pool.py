@@ -57,6 +57,8 @@ class Tuning(NamedTuple):
 # Each was the fastest of those tried on the first layer of CosmoFlow.
 FORWARD = {"avg": Tuning(rows=32, registers=128), "max": Tuning(at_once=2)}
 BACKWARD = Tuning(rows=32, stages=1, registers=168, programs_per_sm=3)
+MOST_PLANES = 65535
+"""That CUDA can number, in the second dim of a grid."""
 PROGRAMS = 1024
 """That keep a device busy: with fewer, each goes through fewer planes."""
 
@@ -92,8 +94,10 @@ def _conv_sizes(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> list[int
 
 
 def _has_outputs(x: Tensor, weight: Tensor, padding: tuple[int, ...], pool: Pool) -> bool:
-    """Whether there are any, and planes are small enough for 32-bit offsets."""
+    """Whether there are any, not too many planes, and these are small enough for 32-bit offsets."""
     sizes = _conv_sizes(x, weight, padding)
+    if x.shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
+        return False
     height, width = (n + k for n, k in zip(sizes[-2:], weight.shape[-2:], strict=True))
     channels = 2 * max(x.shape[1], weight.shape[0], WORD)
     is_small = (width + 8) * height * channels < MAX_PLANE

@@ -20,16 +20,18 @@ from torch.utils._pytree import tree_flatten, tree_map
 from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first import DepthFirst
-from hyperslab.nn.lone_dropout import install_dropouts
+from hyperslab.nn.lone_dropout import Draws, Dropouts
 from hyperslab.nn.parts import Parts
-from hyperslab.nn.registry import num_registered
+from hyperslab.nn.registry import has_users_rules
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.watched_slab import PLAIN, Recipe, Watch
 
 _log = logging.getLogger("hyperslab")
 
 MOST_KEPT = 64
-"""Kinds of arguments of which passes are watched; those of others run on Slabs."""
+"""Kinds of passes that are known; of others the oldest are forgotten."""
+MANY_NEW = 16
+"""After as many passes of new kinds, one after the other, all that follow run on Slabs."""
 
 
 class Lone:
@@ -41,33 +43,30 @@ class Lone:
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
         self._known: dict[object, Recipe | None] = {}
         """What is known of passes, by their kind; None where they need Slabs."""
+        self._num_new = 0
+        """Passes of new kinds since the last of a known one."""
+        self._is_off = False
         self._look()
 
     def _look(self) -> None:
         self._known.clear()
         self._parts = Parts(self._module)
-        install_dropouts(self._parts.modules)
+        self._dropouts = Dropouts(self._parts.modules)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
+        if self._is_off or is_dynamo_compiling():
             return self._run(*args, **kwargs)
         kind = self._kind(args, kwargs)
         if kind is None:
             return self._run(*args, **kwargs)
         if kind not in self._known:
             return self._watched(kind, args, kwargs)
-        recipe = self._known[kind]
-        if recipe is None:
-            return self._run(*args, **kwargs)
-        if kwargs or any(type(arg) is not Slab for arg in args):
-            args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
-        else:
-            args = tuple([arg.local for arg in args])
-        return recipe.wrap(self._run(*args, **kwargs), self._mesh)
+        self._num_new, recipe = 0, self._known[kind]
+        return self._run(*args, **kwargs) if recipe is None else self._plain(recipe, args, kwargs)
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What passes depend on besides values; None where this one is to run on Slabs."""
-        if is_watched() or any(chain.picked for chain in self._chains):
+        if is_watched() or has_users_rules() or any(chain.picked for chain in self._chains):
             return None
         if not self._parts.are_there_still():
             self._look()
@@ -84,32 +83,60 @@ class Lone:
         device = self._mesh.device.type
         casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         grads = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        kind = kinds, spec, settings, casts, grads, num_registered()
-        return kind if kind in self._known or len(self._known) < MOST_KEPT else None
+        return kinds, spec, settings, casts, grads
 
     def _watched(self, kind: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        watch = Watch()
+        watch, draws = Watch(), Draws(self._mesh.device)
 
         def shown(leaf: Any) -> Any:
             return watch.show(leaf) if is_slab(leaf) else leaf
 
         args, kwargs = tree_map(shown, (args, kwargs), is_leaf=is_slab)
         try:
-            out, recipe = watch.hide(self._run(*args, **kwargs))
+            with self._dropouts.prepared(watch):
+                out, recipe = watch.hide(self._run(*args, **kwargs))
         finally:
             del args, kwargs  # or they would be taken for Slabs that the module keeps
             watch.end()
-        self._known[kind] = None if watch.why else recipe
-        if watch.why:
-            _log.debug("%s runs on Slabs: %s", type(self._module).__name__, watch.why)
+        if not draws.are_all():
+            watch.need("random numbers are drawn, by others than layers of dropout")
+        self._note(kind, None if watch.why else recipe, watch.why)
         return out
+
+    def _note(self, kind: object, recipe: Recipe | None, why: str) -> None:
+        if len(self._known) == MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[kind] = recipe
+        self._num_new += 1
+        if self._num_new == MANY_NEW:
+            self._is_off, why = True, f"the last {MANY_NEW} passes were all of other kinds"
+        if why:
+            _log.debug("%s runs on Slabs: %s", type(self._module).__name__, why)
+
+    def _plain(self, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The pass on plain tensors."""
+        if kwargs or any(type(arg) is not Slab for arg in args):
+            args, kwargs = tree_map(_local, (args, kwargs), is_leaf=is_slab)
+        else:
+            args = tuple([arg.local for arg in args])
+        draws = Draws(self._mesh.device)
+        with self._dropouts.prepared():
+            out = self._run(*args, **kwargs)
+        if not draws.are_all():
+            self._is_off = True
+            _log.warning(
+                "%s drew random numbers in this forward pass, unlike in the first of its kind: on "
+                "other meshes they would be others, as they will be from the next pass on",
+                type(self._module).__name__,
+            )
+        return recipe.wrap(out, self._mesh)
 
 
 def _kind_of(leaf: Any) -> object:
     """What passes depend on besides values; None where they may depend on more."""
     if type(leaf) is Slab:
         is_plain = type(leaf.local) in (Tensor, Parameter) and not any(leaf.layout.splits)
-        return (leaf.layout, leaf.local.dtype) if is_plain else None
+        return (leaf.layout, leaf.local.dtype, leaf.is_view, leaf.is_part) if is_plain else None
     if type(leaf) in (Tensor, Parameter):
         return leaf.shape, leaf.dtype
     return (type(leaf), leaf) if type(leaf) in PLAIN else None

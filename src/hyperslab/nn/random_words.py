@@ -53,9 +53,19 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
     return torch.rsub(kept, number, alpha=-factor) & _WORD  # type: ignore[call-overload, no-any-return]  # in one call
 
 
-def draw() -> Tensor:
-    """A seed and a number for one tensor, from torch's CPU generator."""
-    return torch.randint(NUM_WORDS, (2,))
+def draw(generator: torch.Generator | None = None) -> Tensor:
+    """A seed and a number for one tensor, from torch's CPU generator or another one."""
+    if generator is None:
+        _drawn[0] += 1
+    return torch.randint(NUM_WORDS, (2,), generator=generator)
+
+
+_drawn = [0]
+
+
+def num_drawn() -> int:
+    """How often ``draw`` has taken numbers from torch's generator."""
+    return _drawn[0]
 
 
 _sources: list[Callable[[], Tensor]] = []

@@ -22,6 +22,8 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 _RULES: dict[Callable[..., Any], Callable[..., Any]] = {}
 _num_registered = 0
+_users: set[Callable[..., Any]] = set()
+"""The functions whose rules are not ours."""
 
 
 def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -41,6 +43,8 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
         global _num_registered
         _RULES.update(dict.fromkeys(functions, rule))
         _num_registered += 1
+        is_ours = str(getattr(rule, "__module__", "")).startswith("hyperslab.")
+        (_users.difference_update if is_ours else _users.update)(functions)
         return rule
 
     return keep
@@ -56,9 +60,9 @@ def num_registered() -> int:
     return _num_registered
 
 
-def module_of_rule(function: Callable[..., Any]) -> str:
-    """The Python module whose rule runs ``function``; empty if there is none."""
-    return str(getattr(_RULES.get(function), "__module__", ""))
+def has_users_rules() -> bool:
+    """Whether there are rules that are not ours."""
+    return bool(_users)
 
 
 def integers(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import few_channels, fused, tiles
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
-from hyperslab.nn.registry import dispatch, module_of_rule
+from hyperslab.nn.random_words import num_drawn
+from hyperslab.nn.registry import dispatch
 from hyperslab.nn.rules.spatial import autocast_dtype
 from hyperslab.nn.slab import Slab, flatten, is_slab
 
@@ -72,6 +73,16 @@ class WatchedSlab(Slab):
     def mesh(self) -> Mesh:
         self._note(sys._getframe(1).f_code)
         return self.inner.mesh
+
+    @property
+    def is_view(self) -> bool:
+        self._note(None)
+        return self.inner.is_view
+
+    @property
+    def is_part(self) -> bool:
+        self._note(None)
+        return self.inner.is_part
 
     def _note(self, reader: object) -> None:
         if reader not in _AS_TENSORS_DO:
@@ -138,9 +149,9 @@ class Watch:
             self.need("a Slab comes from elsewhere")
         args, kwargs = tree_unflatten(inner, spec)
         self._look(function, args, [leaf for leaf in inner if is_slab(leaf)])
-        before = torch.get_rng_state()
+        before = num_drawn()
         out = dispatch(function, args, kwargs)
-        if not torch.equal(before, torch.get_rng_state()):
+        if num_drawn() != before:
             self.need("random numbers are drawn, by another function than a layer of dropout")
         known = {id(leaf.inner): leaf for leaf in watched}  # of which functions in place return one
 
@@ -158,8 +169,6 @@ class Watch:
         for slab in slabs:
             self._look_at_size(slab)
             self._num_read += slab.numel()
-        if not module_of_rule(function).startswith("hyperslab."):
-            self.need("a function has no rule, or one of the user's")
         x = args[0] if args else None
         if isinstance(x, Slab):
             self._look_at_kernels(function, x, args)
@@ -221,7 +230,7 @@ class Recipe:
 
     def wrap(self, out: Any, mesh: Mesh) -> Any:
         """``out`` of a plain pass with Slabs; if it has changed, every tensor becomes one."""
-        leaves, spec = tree_flatten(out)
+        leaves, spec = tree_flatten(out, is_leaf=is_slab)
         views = self.views if spec == self.spec else [(False, False)] * len(leaves)
         wrapped = [
             Slab(leaf, Layout.unsplit(leaf.shape), mesh, *view)

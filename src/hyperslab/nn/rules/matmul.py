@@ -230,8 +230,11 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
             made = multiply(first, second)
         made = made.sum(0) if over_batch else made
         made = made if alpha == 1 else made * alpha
+        if beta == 0:
+            return made
         term: Any = input
-        return made if beta == 0 else made + (term if beta == 1 else term * beta)
+        total = made + (term if beta == 1 else term * beta)
+        return total.to(made.dtype) if torch.is_autocast_enabled(made.device.type) else total
 
     @register(getattr(Tensor, f"{name}_"))
     def add_in_place(self: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
