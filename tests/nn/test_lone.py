@@ -213,6 +213,8 @@ NEED_SLABS = {
     "dropout without a layer": lambda net, y: F.dropout(y, 0.5),
     "dropout of a plain tensor": lambda net, y: y + net.d0(net.conv.bias.sum().reshape(1)),
     "random numbers": lambda net, y: y * torch.rand(()),
+    "no rule": lambda net, y: torch.histc(y.detach(), 4),
+    "a view of memory with gaps": lambda net, y: y.transpose(1, 2).view(2, -1),
     "noise": lambda net, y: y + torch.rand_like(y),
     "a Slab that is kept": keep,
     "a Slab that is kept and returned": lambda net, y: setattr(net, "z", y) or y,
@@ -261,6 +263,44 @@ def test_what_tensors_have_does_not_need_slabs_and_comes_to_the_same(name):
         due.square().sum().backward()
         (out * out).sum().backward()
         torch.testing.assert_close(net.conv.weight.grad, plain.conv.weight.grad)
+
+
+class Asking(Net):
+    def forward(self, x):
+        return super().forward(x) * (2 if isinstance(x, hs.Slab) else 3)
+
+
+def test_slabs_stay_where_a_module_asks_for_them():
+    net = hs.parallelize(Asking(), mesh := hs.init(device="cpu"))
+    assert kinds_of_passes(net, mesh) == "SSS"
+
+
+def test_slabs_stay_where_the_whole_pass_is_checkpointed():
+    _, net, mesh = pair(lambda net, y: F.normalize(y))
+    for seed in range(3):
+        out = checkpoint(net, hs.shard(seeded(*X, seed=seed), mesh), use_reentrant=False)
+        out.square().sum().backward()
+        assert issubclass(net.kind, hs.Slab)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_part_keeps_the_module_on_slabs():
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), torch.jit.script(nn.Dropout(0.5)))
+    net = hs.parallelize(net, hs.init(device="cpu"))
+    assert net._hyperslab.run._kind((), {}) is None
+
+
+def test_after_an_error_passes_run_on_slabs():
+    def function(net, y):
+        return y.local if net.seen else y
+
+    _, net, mesh = pair(function)
+    assert kinds_of_passes(net, mesh) == "Stt"
+    net.seen = [True]
+    with pytest.raises(AttributeError) as error:
+        net(hs.shard(seeded(*X), mesh))
+    assert "plain tensors" in "".join(error.value.__notes__)
+    assert kinds_of_passes(net, mesh) == "SSS"
 
 
 def test_what_is_kept_of_a_pass_is_a_slab_like_any_other():

@@ -68,6 +68,8 @@ class Lone:
         """What passes depend on besides values; None where this one is to run on Slabs."""
         if is_watched() or has_users_rules() or any(chain.picked for chain in self._chains):
             return None
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return None  # activation checkpointing around it compares what both its passes save
         if not self._parts.are_there_still():
             self._look()
         settings = self._parts.settings()
@@ -120,8 +122,13 @@ class Lone:
         else:
             args = tuple([arg.local for arg in args])
         draws = Draws(self._mesh.device)
-        with self._dropouts.prepared():
-            out = self._run(*args, **kwargs)
+        try:
+            with self._dropouts.prepared():
+                out = self._run(*args, **kwargs)
+        except Exception as error:
+            self._is_off = True
+            error.add_note("in a pass on plain tensors; from the next one on they run on Slabs")
+            raise
         if not draws.are_all():
             self._is_off = True
             _log.warning(

@@ -31,7 +31,7 @@ class Dropouts:
         self._forwards = [
             (part.__dict__, _Forward(part, self))
             for part in modules
-            if type(part).forward in _FORWARDS and _is_free(part)
+            if isinstance(part, dropout._DropoutNd) and _is_free(part)
         ]
 
     @contextmanager
@@ -79,8 +79,9 @@ class _Forward:
 
 
 def _is_free(part: nn.Module) -> bool:
-    forward = part.__dict__.get("forward")
-    return forward is None or isinstance(forward, _Forward)
+    """Whether nobody has given it another ``forward`` than torch's."""
+    own = part.__dict__.get("forward")
+    return type(part).forward in _FORWARDS and (own is None or isinstance(own, _Forward))
 
 
 class Draws:

@@ -17,6 +17,7 @@ class Parts:
         self._are_compiled = any(
             isinstance(part, ScriptModule) or "_orig_mod" in part._modules for part in self.modules
         )
+        self._ask_for_types = any(map(_asks_for_types, {type(part) for part in self.modules}))
         self._tables = [] if self._are_compiled else [part.__dict__ for part in self.modules]
         self._children = [[*table["_modules"].values()] for table in self._tables]
         self._users = [
@@ -31,9 +32,9 @@ class Parts:
     def settings(self) -> tuple[object, ...] | None:
         """Which are in training, and numbers and words that users' modules have as attributes.
 
-        None where hooks or a compiler would be given plain tensors.
+        None where hooks, a compiler or code that asks for types would be given plain tensors.
         """
-        if self._are_compiled or _has_any_global_hook():
+        if self._are_compiled or self._ask_for_types or _has_any_global_hook():
             return None
         own, *inner = self._tables  # hooks of the module itself are given Slabs
         if own.get("_compiled_call_impl"):
@@ -54,3 +55,12 @@ class Parts:
             if type(value) in _SETTINGS
         ]
         return (*found, *[table["training"] for table in self._tables])
+
+
+def _asks_for_types(cls: type[nn.Module]) -> bool:
+    """Whether methods of ``cls`` mention what tells a Slab from a tensor, as far as one can see."""
+    if cls.__module__.startswith("torch.nn."):
+        return False
+    codes = [code for each in vars(cls).values() if (code := getattr(each, "__code__", None))]
+    names = {name for code in codes for name in code.co_names}
+    return bool(names & {"Slab", "is_tensor"}) or {"isinstance", "Tensor"} <= names

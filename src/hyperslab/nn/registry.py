@@ -60,6 +60,10 @@ def num_registered() -> int:
     return _num_registered
 
 
+def has_rule(function: Callable[..., Any]) -> bool:
+    return function in _RULES
+
+
 def has_users_rules() -> bool:
     """Whether there are rules that are not ours."""
     return bool(_users)

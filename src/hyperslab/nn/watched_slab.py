@@ -24,7 +24,7 @@ from hyperslab.kernels import few_channels, fused, tiles
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
 from hyperslab.nn.random_words import num_drawn
-from hyperslab.nn.registry import dispatch
+from hyperslab.nn.registry import dispatch, has_rule
 from hyperslab.nn.rules.spatial import autocast_dtype
 from hyperslab.nn.slab import Slab, flatten, is_slab
 
@@ -153,6 +153,8 @@ class Watch:
         out = dispatch(function, args, kwargs)
         if num_drawn() != before:
             self.need("random numbers are drawn, by another function than a layer of dropout")
+        if function in _VIEWS and not _share_memory(args[0], out):
+            self.need("a view is taken of memory that torch cannot view so")
         known = {id(leaf.inner): leaf for leaf in watched}  # of which functions in place return one
 
         def shown(leaf: Any) -> Any:
@@ -169,6 +171,8 @@ class Watch:
         for slab in slabs:
             self._look_at_size(slab)
             self._num_read += slab.numel()
+        if not has_rule(function):
+            self.need("a function has no rule")
         x = args[0] if args else None
         if isinstance(x, Slab):
             self._look_at_kernels(function, x, args)
@@ -212,6 +216,14 @@ class Watch:
 
     def _kept(self) -> list[WatchedSlab]:
         return [slab for slab in (each() for each in self._shown) if slab is not None]
+
+
+_VIEWS = {Tensor.view, Tensor.view_as}
+
+
+def _share_memory(x: Any, out: Any) -> bool:
+    pieces = [each.local.untyped_storage().data_ptr() for each in (x, out) if is_slab(each)]
+    return len(set(pieces)) == 1
 
 
 def _has_kernel(weight: Tensor) -> bool:
