@@ -23,6 +23,7 @@ from hyperslab.comm.messages import Pending
 from hyperslab.kernels import faces
 from hyperslab.layout import AXES, Grid, Layout, Split, cut_evenly
 from hyperslab.nn.halo_conv import HaloConv
+from hyperslab.nn.outsiders import leave_to_fsdp
 from hyperslab.nn.slab import Slab
 
 FETCH = import_module("hyperslab.comm.fetch")  # its package names the function so
@@ -102,6 +103,7 @@ class LoneTrial(Trial):
         """``model`` is on the device; it is that of the case."""
         self.case, self.device, self.model = case, device, model
         self.mesh = lone_mesh(axes, device)
+        leave_to_fsdp(model)  # there is nobody to average gradients with
         layout, target = _split(case.shape, axes), Layout.unsplit(case.target)
         if len(case.target) > 2:
             target = _split(case.target, axes)

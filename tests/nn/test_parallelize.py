@@ -3,6 +3,7 @@ import functools
 import gc
 import pickle
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -818,6 +819,28 @@ def test_hooks_still_fire():
     model.register_forward_hook(lambda m, args, out: seen.append(("all", out.shape)))
     model(hs.shard(seeded(*SHAPE), mesh))
     assert seen == [(name, torch.Size(SHAPE)) for name in ("pre", "last", "all")]
+
+
+def _clip(weight):
+    weight.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+
+
+def _use_up(weight):
+    weight.register_post_accumulate_grad_hook(lambda weight: setattr(weight, "grad", None))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hook", [_clip, _use_up])
+def test_hooks_that_see_one_ranks_gradient_of_a_weight_are_warned_of_once(hook):
+    mesh = mesh_of({"height": 2})
+    model = hs.parallelize(make()[0], mesh)
+    x = hs.shard(seeded(*SHAPE), mesh)
+    loss_of(model(x)).backward()  # nobody looks on
+    hook(model.first.weight)
+    words = r"hooks of weights \(first\.weight\).*of 2 ranks its own"
+    with nullcontext() if mesh.rank else pytest.warns(UserWarning, match=words):
+        loss_of(model(x)).backward()
+    loss_of(model(x)).backward()
 
 
 class Meshed(nn.Module):

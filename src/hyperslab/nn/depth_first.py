@@ -23,6 +23,7 @@ from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_windows
 from hyperslab.nn.casts import Casts
+from hyperslab.nn.outsiders import with_mean
 from hyperslab.nn.registry import settle
 from hyperslab.nn.seen import Seen
 from hyperslab.nn.slab import Slab, is_slab
@@ -151,7 +152,8 @@ class DepthFirst:
             self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, casts, seen
         )
         window = window if wants_input else window.detach()
-        local = _TileByTile.apply(job, window, *job.trained)  # type: ignore[no-untyped-call]
+        trained = with_mean(job.trained, x.mesh)
+        local = _TileByTile.apply(job, window, *trained)  # type: ignore[no-untyped-call]
         return Slab(local, found.route.output, x.mesh)
 
     def _surveyed(self, x: Slab, run: Callable[[TileSlab], Any], settings: Sequence[Any]) -> Survey:

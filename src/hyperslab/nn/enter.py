@@ -17,6 +17,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Layout, plan_recut, split_over
+from hyperslab.nn.outsiders import check_no_transform
 from hyperslab.nn.slab import Slab
 
 Cuts = Mapping[str, Sequence[int]]
@@ -98,6 +99,7 @@ def _probe(tensor: Tensor) -> Tensor:
 def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
+    check_no_transform(mesh)
     return tensor.to(mesh.device)
 
 

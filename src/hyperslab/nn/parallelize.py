@@ -25,6 +25,7 @@ from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn import spare_memory
+from hyperslab.nn.backward_hooks import BackwardHooks
 from hyperslab.nn.chains import (
     AUTO,
     DepthFirstNames,
@@ -38,6 +39,8 @@ from hyperslab.nn.graphed import Graphed, check_graphs
 from hyperslab.nn.lone import Lone
 from hyperslab.nn.memory_watch import MemoryWatch
 from hyperslab.nn.module_path import add_module_path
+from hyperslab.nn.outsiders import leave_to_fsdp
+from hyperslab.nn.ready import check_layers, check_tensors
 from hyperslab.nn.replay.recorder import CudaRecorder
 from hyperslab.nn.replica import Replica
 from hyperslab.nn.slab import Slab, is_slab
@@ -96,7 +99,7 @@ def parallelize(
 
     Collective over the mesh.
     """
-    _check(module, batch_stats)
+    _check(module, mesh, batch_stats)
     if cuda_graphs:
         check_graphs(mesh)
     mesh = replace(mesh, batch_stats=batch_stats)
@@ -109,13 +112,15 @@ def parallelize(
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
-    _warn_of_backward_hooks(module, mesh)
+    BackwardHooks(module, mesh).warn()
     install_chains(chains)
     if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):
         install_candidates(module)
     if sharded:
         _guard_views(module)
+        leave_to_fsdp(module)
     elif shard_weights and mesh.num_ranks > 1:
+        leave_to_fsdp(module)
         _shard_weights(
             module, mesh, {part for chain in chains if chain.children for part in chain.parts}
         )
@@ -136,6 +141,7 @@ class _State:
     run: Callable[..., Any]
     """What ``forward`` calls."""
     comparisons: Comparisons
+    hooks: BackwardHooks
     memory: MemoryWatch | None
     """What picks modules to compute depth first; None where there are none to pick from."""
 
@@ -153,6 +159,7 @@ class Parallel:
             args = tuple([self._on_mesh(arg) for arg in args])
         if is_dynamo_compiling():
             return state.run(*args, **kwargs)
+        state.hooks.warn((args, kwargs))
         if state.memory is not None:
             state.memory.before(args, kwargs)
         state.comparisons.begin()
@@ -216,7 +223,7 @@ class Parallel:
         )
 
 
-def _check(module: nn.Module, batch_stats: str) -> None:
+def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
     if batch_stats not in ("global", "spatial"):
         raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
     if not isinstance(module, nn.Module):
@@ -226,22 +233,14 @@ def _check(module: nn.Module, batch_stats: str) -> None:
     for name, child in module.named_modules():
         if isinstance(child, Parallel):
             raise ConfigError(f"{name}, a part of the module, is parallelized already")
+    check_tensors(module)
+    check_layers(module, mesh)
 
 
 def _can_watch_memory(mesh: Mesh) -> bool:
     """Whether free memory is known, and channels are whole, as depth-first chains want them."""
     is_known = spare_memory.free_bytes(mesh.device) is not None
     return is_known and mesh.grid.size("channel") == 1
-
-
-def _warn_of_backward_hooks(module: nn.Module, mesh: Mesh) -> None:
-    hooked = [name for name, part in module.named_modules() if part._backward_hooks]
-    if hooked and mesh.rank == 0:
-        warnings.warn(
-            f"full backward hooks do not fire on Slabs: those of {', '.join(hooked)} will not; "
-            "hook the tensors themselves, x.local.register_hook, in a forward hook",
-            stacklevel=3,
-        )
 
 
 def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool) -> None:
@@ -260,8 +259,9 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
         run = Lone(module, forward, mesh, chains)
     if cuda_graphs and mesh.device.type == "cuda":
         run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
+    hooks = BackwardHooks(module, mesh)
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
-    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, memory)
+    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, hooks, memory)
     module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
 
 

@@ -8,6 +8,7 @@ from operator import index
 from types import MethodType
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, cast
 
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_leaves
@@ -102,6 +103,8 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         settle(function, args)
     if journal.has_readers:
         journal.add(function, args)
+        if is_grad_enabled():
+            args, kwargs = _PREPARE[0](function, args, kwargs)
     try:
         rule = _RULES.get(function)
         if rule is None or kwargs.get("out") is not None:
@@ -113,6 +116,18 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     except Exception as error:
         _explain(error, function, args, kwargs)
         raise
+
+
+_PREPARE: list[Callable[..., Any]] = []
+
+
+def prepare_arguments(prepare: Rule) -> Rule:
+    """Makes the decorated function what, on several ranks, gives the arguments as rules get them.
+
+    It gets the function, its arguments and its keyword arguments.
+    """
+    _PREPARE[:] = [prepare]
+    return prepare
 
 
 _WAITING: list[Callable[..., bool]] = []

@@ -4,7 +4,7 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -27,8 +27,15 @@ from hyperslab.layout import AXES
 from hyperslab.nn.comparisons import Comparisons
 from hyperslab.nn.outputs import map_tensors, tensors_of
 
-replicated: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""The parameters whose gradients are averaged, and the meshes that they are averaged over."""
+
+def averaging_mesh(x: Tensor) -> Mesh | None:
+    """The mesh over which a replica averages the gradient of ``x``, or of what it is a view of."""
+    source = x if x.is_leaf else x._base
+    hooks: Any = None if source is None else source._post_accumulate_grad_hooks
+    for hook in hooks.values() if hooks else ():
+        if type(hook) is _Watcher and hook.replica() is not None:
+            return hook.mesh
+    return None
 
 
 class Replica:
@@ -62,22 +69,24 @@ class Replica:
         """Whether DDP has averaged all gradients since it was last told to."""
         self._travelling: list[Future[Tensor]] = []
         """Gradients on their way to and from the other ranks."""
-        self._got_grads = False
-        """Whether a parameter got a gradient in that pass."""
+        self._got_grads: set[int] = set()
+        """The parameters, by their ids, that got a gradient in that pass."""
+        self._watched: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        """Parameters that the module has or had, in the order in which they came."""
         self._averaged_before = False
         """Whether DDP had nothing left to do when that pass began."""
         self._by_hand = False
         """Whether gradients are averaged after the backward pass, as DDP wants one of all."""
+        self._warned_of_hooks = False
         self._number = len(_replicas)
         _replicas.append(weakref.ref(self))
-        self._watch_parameters()
+        self._watch_parameters([*self._body.parameters()])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self._run_in_graph(*args, **kwargs)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not self._adopt_parameters():
             return self._body(*args, **kwargs)
-        self._adopt_parameters()
         if self._ddp is None:
             out = self._body(*args, **kwargs)
         else:
@@ -104,8 +113,7 @@ class Replica:
 
     def after_forward(self) -> None:
         """Makes DDP expect a backward pass, without its own ``forward``."""
-        self._adopt_parameters()
-        if self._ddp is not None and self._sync:
+        if self._adopt_parameters() and self._ddp is not None and self._sync:
             self._expect_backward(self._ddp)
 
     def _expect_backward(self, ddp: DistributedDataParallel) -> None:
@@ -133,33 +141,55 @@ class Replica:
     def _averages(self) -> bool:
         return self._by_hand or self._ddp is not None
 
-    def _watch_parameters(self) -> None:
+    def _watch_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Makes parameters tell when they get a gradient in a pass that no output was told of.
 
         Such are passes from what other methods or parts of the module return, and those of
         gradient penalties.
         """
-        for parameter in self._body.parameters():
-            if parameter.requires_grad and parameter not in replicated:
-                replicated[parameter] = self._mesh
-                parameter.register_post_accumulate_grad_hook(_Watcher(self))
+        for parameter in parameters:
+            if parameter.requires_grad and averaging_mesh(parameter) is None:
+                self._watched[parameter] = True
+                parameter.register_post_accumulate_grad_hook(_Watcher(self, self._mesh))
+            if not self._warned_of_hooks and _is_hooked(parameter):
+                self._warn_of_hooks()
 
-    def on_grad(self) -> None:
-        """Called when a parameter gets a gradient."""
+    def _warn_of_hooks(self) -> None:
+        self._warned_of_hooks = True
+        if self._mesh.rank == 0:
+            named = self._body.module.named_parameters()
+            hooked = ", ".join(name for name, parameter in named if _is_hooked(parameter))
+            warnings.warn(
+                f"hooks of weights ({hooked}) see gradients before they are averaged, on each "
+                f"of {self._mesh.num_ranks} ranks its own: one that does more than multiply by a "
+                "constant, as to clip them or to step an optimizer, gives other numbers than one "
+                "process. Change gradients after the backward pass",
+                stacklevel=2,
+            )
+
+    def on_grad(self, parameter: Tensor) -> None:
+        """Called when ``parameter`` got a gradient."""
         if not self._sync:
             return
         if torch._C._current_graph_task_id() != self._pass:
             self._begin_pass()
-        self._got_grads = True
+        self._got_grads.add(id(parameter))
 
-    def _adopt_parameters(self) -> None:
-        """Makes DDP know the parameters that want gradients now."""
-        self._watch_parameters()
+    def _adopt_parameters(self) -> bool:
+        """Makes DDP know the parameters that want gradients now.
+
+        Not where tensors stand in for some of them, as in ``torch.func.functional_call``: DDP would
+        wait for gradients of these. ``nn.outsiders`` averages those of the stand-ins.
+        """
+        parameters = [*self._body.parameters()]
+        if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
+            return False
+        self._watch_parameters(parameters)
         if self._by_hand:
-            return
-        now = [p for p in self._body.parameters() if p.requires_grad]
+            return True
+        now = [p for p in parameters if p.requires_grad]
         if len(now) == len(self._trained) and all(map(_is, now, self._trained)):
-            return
+            return True
         if self._ddp is not None:
             self._ddp._remove_autograd_hooks()
         self._ddp, self._trained = None, now
@@ -169,6 +199,7 @@ class Replica:
             self._ddp.broadcast_buffers = False
             # Weak: DDP keeps the hook's state where the garbage collector cannot see it.
             self._ddp.register_comm_hook(weakref.ref(self), _average)
+        return True
 
     def before_backward(self, grad: Tensor) -> None:
         if not self._averages or torch._C._current_graph_task_id() == self._pass:
@@ -179,7 +210,8 @@ class Replica:
 
     def _begin_pass(self) -> None:
         self._pass = torch._C._current_graph_task_id()
-        self._got_grads, self._averaged_before = False, self._averaged
+        self._got_grads.clear()
+        self._averaged_before = self._averaged
         Variable._execution_engine.queue_callback(self._after_backward)
 
     def _after_backward(self) -> None:
@@ -221,7 +253,9 @@ class Replica:
 
     def _average_by_hand(self) -> None:
         """Collective over all ranks, which run the same graph and so have the same gradients."""
-        grads = [p.grad for p in self._body.parameters() if p.grad is not None]
+        gone = [p for p in self._watched if id(p) in self._got_grads]  # such as functional_call's
+        concerned = {id(p): p for p in (*self._body.parameters(), *gone)}
+        grads = [p.grad for p in concerned.values() if p.grad is not None]
         kinds = {grad.dtype: [g for g in grads if g.dtype == grad.dtype] for grad in grads}
         for same in kinds.values():
             flat = torch.cat([grad.flatten() for grad in same])
@@ -240,15 +274,21 @@ def _is(a: object, b: object) -> bool:
     return a is b
 
 
+def _is_hooked(parameter: Tensor) -> bool:
+    """Whether a parameter's gradient is shown to somebody else than a replica."""
+    after: Any = parameter._post_accumulate_grad_hooks or {}
+    return bool(parameter._backward_hooks) or any(type(h) is not _Watcher for h in after.values())
+
+
 class _Watcher:
     """What a parameter calls, which does not keep its replica alive."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = weakref.ref(replica)
+    def __init__(self, replica: Replica, mesh: Mesh) -> None:
+        self.replica, self.mesh = weakref.ref(replica), mesh
 
     def __call__(self, parameter: Tensor) -> None:
-        if replica := self._replica():
-            replica.on_grad()
+        if replica := self.replica():
+            replica.on_grad(parameter)
 
 
 class _Body(nn.Module):

@@ -20,7 +20,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
 from hyperslab.nn.registry import register
-from hyperslab.nn.replica import replicated
+from hyperslab.nn.replica import averaging_mesh
 from hyperslab.nn.slab import Slab, is_slab
 
 
@@ -64,13 +64,12 @@ def _averaged_grad(grad: Callable[..., Any]) -> Callable[..., Any]:
     def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         found = grad(outputs, inputs, *args, **kwargs)
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        if not any(x in replicated for x in given if isinstance(x, Tensor)):
+        meshes = [averaging_mesh(x) if isinstance(x, Tensor) else None for x in given]
+        if all(mesh is None for mesh in meshes):
             return found
         return tuple(
-            reduce_sum(g, replicated[x], AXES) / replicated[x].num_ranks
-            if x in replicated and g is not None
-            else g
-            for x, g in zip(given, found, strict=True)
+            g if g is None or mesh is None else reduce_sum(g, mesh, AXES) / mesh.num_ranks
+            for mesh, g in zip(meshes, found, strict=True)
         )
 
     return averaged

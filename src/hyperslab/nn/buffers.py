@@ -1,0 +1,29 @@
+"""Buffers that are assigned Slabs hold plain tensors, so that a ``state_dict`` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+from hyperslab.errors import UnsupportedOp
+from hyperslab.nn.slab import Slab
+from hyperslab.nn.watched_slab import WatchedSlab
+
+
+def plain_buffer(module: nn.Module, name: str, value: Any) -> Tensor | None:
+    """The whole tensor in place of a Slab that becomes the buffer ``name``."""
+    if not isinstance(value, Slab):
+        return None
+    slab = value.inner if isinstance(value, WatchedSlab) else value
+    if slab.layout.split_dims:
+        raise UnsupportedOp(
+            f"the buffer {name} of {type(module).__name__} cannot hold a tensor of "
+            f"{slab.layout.describe()}, of which every rank has another piece: give it "
+            "hyperslab.gather(x), the whole on every rank"
+        )
+    return slab.local
+
+
+register_module_buffer_registration_hook(plain_buffer)  # type: ignore[arg-type]

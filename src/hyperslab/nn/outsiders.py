@@ -1,0 +1,152 @@
+"""Gradients of plain tensors that meet Slabs and are no weights of a parallelized module.
+
+Such a tensor is whole on every rank, and a backward pass brings each rank a part of the gradient of
+the sum of all ranks' losses. The gradient of one process is the mean of the parts. DDP and FSDP2
+take it of a module's weights; here it is taken where others meet Slabs, on the way back to them:
+learnable tensors in a list or in a loss, arguments of a module, weights computed from others. To
+take it twice, as of a weight norm, costs a message and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import Function
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import reduce_sum
+from hyperslab.errors import UnsupportedOp
+from hyperslab.layout import AXES
+from hyperslab.nn.registry import prepare_arguments
+from hyperslab.nn.replica import averaging_mesh
+from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.view_copy import writes_in_place
+
+_sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Modules whose gradients FSDP2 averages, and where they hold their weights."""
+_gathered: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Weights as FSDP2 puts them together for a forward pass, as far as they have been met."""
+
+
+def leave_to_fsdp(module: nn.Module) -> None:
+    """Says that FSDP2 averages the gradients of the weights that ``module`` has now."""
+    tables = [part._parameters for part in module.modules()]
+    _sharded[module] = [(table, name) for table in tables for name in table]
+
+
+@prepare_arguments
+def with_means(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with what takes the mean over ranks behind those whose gradients need it.
+
+    Collective over the mesh in the backward pass.
+    """
+    if peek_interpreter_stack() is not None:
+        check_no_transform(_mesh_of(args, kwargs))
+    if not _has_outsider(args) and not (kwargs and _has_outsider(kwargs.values())):
+        return args, kwargs
+    mesh = _mesh_of(args, kwargs)
+    if mesh is None or mesh.num_ranks == 1:
+        return args, kwargs
+    ready = tuple([with_mean(arg, mesh) for arg in args])
+    if ready and ready[0] is not args[0] and writes_in_place(function, kwargs):
+        ready = (args[0], *ready[1:])
+    return ready, {name: with_mean(arg, mesh) for name, arg in kwargs.items()}
+
+
+def _mesh_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mesh | None:
+    for arg in args:
+        if isinstance(arg, Slab):
+            return arg.mesh
+    leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
+    return next((leaf.mesh for leaf in leaves if isinstance(leaf, Slab)), None)
+
+
+def with_mean(value: Any, mesh: Mesh) -> Any:
+    """``value``, or the tensors in it, with such a mean where it is needed."""
+
+    def visit(leaf: Any) -> Any:
+        return mean_of(leaf, mesh) if _is_outsider(leaf) else leaf
+
+    if isinstance(value, tuple | list) and _has_outsider(value):
+        return tree_map(visit, value, is_leaf=is_slab)
+    return visit(value)
+
+
+def check_no_transform(mesh: Mesh | None) -> None:
+    """Raises within ``torch.func``'s transforms on several ranks."""
+    if mesh is not None and mesh.num_ranks > 1 and peek_interpreter_stack() is not None:
+        raise UnsupportedOp(
+            f"Slabs on {mesh.grid.describe()} cannot be used within torch.func.grad, vmap and the "
+            "like, which messages between ranks do not pass: torch.autograd.grad gives gradients"
+        )
+
+
+def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
+    """``x``, whose gradient becomes the mean of those of all ranks."""
+    return _Mean.apply(x, mesh) if mesh.num_ranks > 1 else x  # type: ignore[no-untyped-call]
+
+
+class _Mean(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mesh: Mesh) -> Tensor:
+        ctx.mesh = mesh
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        part = grad.to(ctx.mesh.device) / ctx.mesh.num_ranks  # before the sum, as half overflows
+        return reduce_sum(part, ctx.mesh, AXES).to(grad.device), None
+
+
+def _has_outsider(values: Iterable[Any]) -> bool:
+    for value in values:
+        if isinstance(value, tuple | list):
+            if _has_outsider(value):
+                return True
+        elif _is_outsider(value):
+            return True
+    return False
+
+
+def _is_outsider(x: Any) -> bool:
+    """Whether ``x`` is a plain tensor of whose gradient nobody takes the mean.
+
+    What a compiler follows has been looked at before.
+    """
+    if not isinstance(x, Tensor) or not x.requires_grad:
+        return False
+    if averaging_mesh(x) is not None or _is_gathered(x):
+        return False
+    if isinstance(x, FakeTensor | FunctionalTensor | DTensor):
+        return False
+    return type(x.grad_fn) is not _Mean._backward_cls
+
+
+def _is_gathered(x: Tensor) -> bool:
+    """Whether FSDP2 put ``x`` together, or what it is a view of."""
+    if not len(_sharded):
+        return False
+    source = x if x.is_leaf else x._base
+    if source is None:
+        return False
+    if source not in _gathered:
+        places = (place for each in _sharded.values() for place in each)
+        if not any(table.get(name) is source for table, name in places):
+            return False
+        _gathered[source] = True
+    return True
+
+
+def is_plain_outsider(x: Any) -> bool:
+    """As far as Dynamo can tell: parameters are taken for weights of a parallelized module."""
+    return bool(x.requires_grad) and not isinstance(x, nn.Parameter)

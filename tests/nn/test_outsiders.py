@@ -1,0 +1,263 @@
+"""Learnable tensors that meet Slabs and are no weights of the parallelized module."""
+
+import copy
+import functools
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+import hyperslab as hs
+from hyperslab.nn import outsiders
+from hyperslab.testing import seeded
+
+close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+SHAPE = (3, 2, 7, 5)
+MESHES = [
+    ({"height": 2}, {"height": [0, 2, 7]}),
+    ({"sample": 2}, {"sample": [0, 0, 3]}),
+    ({"sample": 2, "width": 2}, {"width": [0, 1, 5]}),
+]
+on_meshes = pytest.mark.parametrize(("axes", "cuts"), MESHES, ids=lambda value: "")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+        self.last = nn.Conv2d(3, 2, 3, padding=1)
+        self.listed = [nn.Parameter(seeded(2, 1, 1, seed=5))]
+
+    def forward(self, x, *scales):
+        out = self.last(torch.tanh(self.norm(self.first(x)))) * self.listed[0]
+        for scale in scales:
+            out = out * scale
+        return out
+
+
+def entered(axes, cuts):
+    """Parallel and plain modules, and what makes Slabs for the one and nothing for the other."""
+    mesh = hs.init(**axes, device="cpu", timeout_seconds=30)
+    torch.manual_seed(3)
+    plain = Net().double()
+    model = hs.parallelize(copy.deepcopy(plain), mesh)
+    return (model, functools.partial(hs.shard, mesh=mesh, cuts=cuts)), (plain, lambda x: x)
+
+
+def leaves(*shapes):
+    return [seeded(*shape, seed=7 + n).requires_grad_() for n, shape in enumerate(shapes)]
+
+
+def weighed(out, seed=11):
+    return (out * seeded(*out.shape, seed=seed)).sum()
+
+
+def scaled(run, x, t):
+    return run(x) * t
+
+
+def given(run, x, t):
+    return run(x, t)
+
+
+def of_positions(run, x, t):
+    return torch.sin(run(x) + t) * t[0, 0]
+
+
+def in_convolution(run, x, w, b):
+    return F.conv2d(run(x), w, b, stride=2, padding=1)
+
+
+def joined(run, x, t, w):
+    return torch.cat([torch.einsum("nchw,ce->nehw", run(x), w), t], 1)
+
+
+def named(run, x, t):
+    return torch.lerp(run(x), run(x).sin(), weight=t)
+
+
+def in_place(run, x, t, row):
+    out = run(x)
+    out.mul_(t)
+    out += t
+    out[:, 0] = row
+    return out
+
+
+def on_both_ways(run, x, t):
+    return run(x) * t * t.sum() + (t - run(x)) * run(x).square().mean()
+
+
+def computed(run, x, t, u):
+    return run(x) * (t * u.sum()).exp() * run.last.bias[:, None, None]
+
+
+def gathered(run, x, t):
+    return run(x) * (hs.gather(run(x)).sin() * t)
+
+
+def checkpointed(run, x, t):
+    return checkpoint(lambda y: run(y) * t, x, use_reentrant=False)
+
+
+USES = {
+    scaled: [(2, 1, 1)],
+    given: [(2, 1, 1)],
+    of_positions: [(1, 2, 7, 5)],
+    in_convolution: [(3, 2, 3, 3), (3,)],
+    joined: [(3, 1, 7, 5), (2, 4)],
+    named: [()],
+    in_place: [(2, 1, 1), (7, 5)],
+    on_both_ways: [(2, 1, 1)],
+    computed: [(2, 1, 1), (4,)],
+    gathered: [(2, 1, 1)],
+    checkpointed: [(2, 1, 1)],
+}
+
+
+@pytest.mark.ranks
+@on_meshes
+def test_they_get_the_gradients_of_one_process(axes, cuts):
+    for use, shapes in USES.items():
+        grads = []
+        for run, enter in entered(axes, cuts):
+            x, *others = leaves(SHAPE, *shapes)
+            for _ in range(2):  # gradients add up
+                weighed(use(run, enter(x), *others)).backward()
+            tensors = [x, *others, *run.listed, *run.parameters()]
+            grads.append([tensor.grad for tensor in tensors])
+        for number, (ours, theirs) in enumerate(zip(*grads, strict=True)):
+            close(ours, theirs, msg=lambda text, n=number, use=use: f"{use.__name__} {n}: {text}")
+
+
+@pytest.mark.ranks(2)
+def test_so_do_tensors_that_stand_in_for_weights():
+    found = []
+    for run, enter in entered({"height": 2}, {}):
+        x = enter(seeded(*SHAPE))
+        weights = {name: (1.1 * p.detach()).requires_grad_() for name, p in run.named_parameters()}
+        some = {"last.weight": seeded(2, 3, 3, 3, seed=2).requires_grad_()}
+        module = nn.ParameterDict({"w": seeded(2, 3, 3, 3, seed=3)})
+        for others in (weights, some, {"last.weight": module["w"]}, weights):
+            weighed(functional_call(run, others, (x,))).backward()
+        weighed(run(x), seed=12).backward()
+        tensors = *weights.values(), *some.values(), *module.values(), *run.parameters()
+        found.append([tensor.grad for tensor in tensors])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("second_order", [False, True])
+def test_weights_are_adapted_step_by_step(second_order):
+    found = []
+    for run, enter in entered({"height": 2}, {}):
+        x, weights = enter(seeded(*SHAPE)), dict(run.named_parameters())
+        for _ in range(2):
+            loss = weighed(functional_call(run, weights, (x,)))
+            grads = torch.autograd.grad(loss, [*weights.values()], create_graph=second_order)
+            weights = {
+                name: weight - 1e-3 * grad
+                for (name, weight), grad in zip(weights.items(), grads, strict=True)
+            }
+        weighed(functional_call(run, weights, (x,)), seed=12).backward()
+        found.append([*weights.values(), *(p.grad for p in run.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_of_gradients_reach_them():
+    found = []
+    for run, enter in entered({"height": 2}, {"height": [0, 2, 7]}):
+        (t,) = leaves((2, 1, 1))
+        bias = run.last.bias[:, None, None]
+        loss = weighed(run(enter(seeded(*SHAPE))) * t.exp() * bias)
+        grads = torch.autograd.grad(loss, [t, bias, run.first.weight], create_graph=True)
+        sum(grad.square().sum() for grad in grads).backward()
+        found.append([*grads, t.grad, *(p.grad for p in run.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+class Spread(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.normed = parametrizations.weight_norm(nn.Conv2d(2, 2, 3, padding=1))
+        self.scale = nn.Parameter(seeded(2, seed=6))
+
+    def forward(self, x, t):
+        return self.normed(x) * self.scale[:, None, None] * t
+
+
+@pytest.mark.ranks(2)
+def test_beside_weights_that_are_spread_over_ranks():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    torch.manual_seed(3)
+    plain = Spread().double()
+    model = hs.parallelize(copy.deepcopy(plain), mesh, shard_weights=True)
+    ours, theirs = leaves((2, 1, 1)), leaves((2, 1, 1))
+    for run in (model, plain):  # FSDP2 does not know of it
+        run.late = nn.Parameter(seeded(2, 1, 1, seed=4))
+    for seed in range(2):
+        x = seeded(*SHAPE, seed=seed)
+        weighed(model(hs.shard(x, mesh), *ours) * model.late).backward()
+        weighed(plain(x, *theirs) * plain.late).backward()
+    close(ours[0].grad, theirs[0].grad)
+    for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+        grad = parameter.grad
+        close(grad.full_tensor() if hasattr(grad, "full_tensor") else grad, other.grad)
+
+
+@pytest.mark.ranks(2)
+def test_in_a_compiled_module():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    torch.manual_seed(3)
+    plain = Spread().double()
+    model = hs.parallelize(copy.deepcopy(plain), mesh)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    ours, theirs = leaves((2, 1, 1)), leaves((2, 1, 1))
+    weighed(compiled(hs.shard(seeded(*SHAPE), mesh), *ours)).backward()
+    weighed(plain(seeded(*SHAPE), *theirs)).backward()
+    close(ours[0].grad, theirs[0].grad)
+    for parameter, other in zip(model.parameters(), plain.parameters(), strict=True):
+        close(parameter.grad, other.grad)
+
+
+@pytest.mark.ranks(2)
+def test_weights_of_the_module_are_left_to_ddp():
+    (run, enter), _ = entered({"height": 2}, {})
+    met = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outsiders, "mean_of", lambda x, mesh: met.append(x.shape) or x)
+        run(enter(seeded(*SHAPE)), run.last.bias[:, None, None])
+    assert met == [run.listed[0].shape]
+
+
+@pytest.mark.ranks(2)
+def test_a_part_of_a_module_that_is_gone_is_no_longer_left_to_it():
+    (run, enter), (plain, _) = entered({"height": 2}, {})
+    part = run.last
+    del run
+    gc.collect()
+    weighed(part(enter(seeded(3, 3, 7, 5)))).backward()
+    weighed(plain.last(seeded(3, 3, 7, 5))).backward()
+    close(part.weight.grad, plain.last.weight.grad)
+
+
+@pytest.mark.ranks(2)
+def test_transforms_of_functions_are_refused():
+    (run, enter), _ = entered({"height": 2}, {})
+    x = enter(seeded(*SHAPE))
+    refused = pytest.raises(
+        hs.UnsupportedOp, match=r"on height=2 cannot .* torch\.func\.grad, vmap"
+    )
+    with refused:
+        torch.func.grad(lambda t: (run(x) * t).sum())(seeded(2, 1, 1))
+    with refused:
+        torch.func.grad(lambda t: (enter(seeded(*SHAPE)) * t).sum())(seeded(2, 1, 1))
