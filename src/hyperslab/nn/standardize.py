@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
+from hyperslab.kernels.batch_norm import merged_moments, moments_over
 from hyperslab.kernels.chunks import map_chunks, sum_chunks
 
 
@@ -46,7 +48,7 @@ class _Standardize(Function):
     def forward(
         ctx: Any, x: Tensor, moments: Moments, eps: float, mesh: Mesh, inner: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mean, var = _global_moments(x, moments, mesh)
+        mean, var = moments_over_ranks(*moments_over(x, moments.dims), x, moments, mesh)
         scale = torch.rsqrt(var + eps)
         out = map_chunks(_standardized, x, mean, scale)
         ctx.save_for_backward(out if inner else x, mean, scale)
@@ -89,10 +91,6 @@ def _input_grad(
     return (grad - mean - out * mean_with_out) * scale
 
 
-def _squared_distance(x: Tensor, mean: Tensor) -> Tensor:
-    return (x - mean).square_()
-
-
 def _mean_over_ranks(sums: list[Tensor], ctx: Any) -> Tensor:
     stacked = torch.stack(sums)
     reduce = reduce_sum if torch.is_grad_enabled() else reduce_sum_
@@ -100,24 +98,13 @@ def _mean_over_ranks(sums: list[Tensor], ctx: Any) -> Tensor:
     return reduce(stacked, ctx.mesh, moments.axes) / moments.num
 
 
-def _global_moments(x: Tensor, moments: Moments, mesh: Mesh) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over all ranks, from each rank's own, in one exchange.
-
-    Squares are taken around each rank's mean, then moved to the global mean: a sum of plain squares
-    would cancel.
-    """
-    wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    count = 1
-    for dim in moments.dims:
-        count *= x.shape[dim]
-    mean = x.sum(moments.dims, keepdim=True, dtype=wide) / max(count, 1)
-    squares = sum_chunks(_squared_distance, moments.dims, wide, x, mean)
+def moments_over_ranks(
+    mean: Tensor, var: Tensor, x: Tensor, moments: Moments, mesh: Mesh
+) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over all ranks, from those of this rank's ``x``, in one exchange."""
     if not moments.axes:
-        return mean, squares / moments.num
-    counts = torch.full_like(mean, count)
-    counts, means, squares = gather_stacked(
-        torch.stack([counts, mean, squares]), mesh, moments.axes
-    ).unbind(1)
-    mean = (counts * means).sum(0) / moments.num
-    squares = (squares + counts * (means - mean).square()).sum(0)
-    return mean, squares / moments.num
+        return mean, var
+    count = math.prod(x.shape[dim] for dim in moments.dims)
+    share = torch.full_like(mean, count / moments.num)
+    stacked = gather_stacked(torch.stack([share, mean, var]), mesh, moments.axes)
+    return merged_moments(*stacked.unbind(1))

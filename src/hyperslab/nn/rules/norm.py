@@ -14,6 +14,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
+from hyperslab.nn.batch_norm import Ends, normalize_channels
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.reduction import widened
 from hyperslab.nn.slab import Slab
@@ -115,13 +116,21 @@ def batch_norm(
         )
     if not count:
         return x.with_local(_affine_per_channel(x.local, weight, bias))
-    moments, inner = Moments(dims, axes, count), _is_affine(weight, bias)
-    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
+    moments = Moments(dims, axes, count)
+    local, mean, var = _normalized(x, (weight, bias), moments, eps)
     if running_mean is not None:
         _update(running_mean, mean.flatten(), momentum)
     if running_var is not None:
         _update(running_var, var.flatten() * (count / (count - 1)), momentum)
-    return x.with_local(_affine_per_channel(local, weight, bias))
+    return x.with_local(local)
+
+
+def _normalized(x: Slab, ends: Ends, moments: Moments, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    if not torch.compiler.is_compiling():
+        return normalize_channels(x.local, ends, moments, eps, x.mesh)
+    # Of functions that compilers know how to differentiate.
+    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))
+    return _affine_per_channel(local, *ends), mean, var
 
 
 @register(F.instance_norm)
