@@ -46,6 +46,7 @@ class Lone:
         self._num_new = 0
         """Passes of new kinds since the last of a known one."""
         self._is_off = False
+        self._told: set[str] = set()
         self._look()
 
     def _look(self) -> None:
@@ -66,13 +67,7 @@ class Lone:
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What passes depend on besides values; None where this one is to run on Slabs."""
-        if is_watched() or has_users_rules() or any(chain.picked for chain in self._chains):
-            return None
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return None  # activation checkpointing around it compares what both its passes save
-        if not self._parts.are_there_still():
-            self._look()
-        settings = self._parts.settings()
+        settings = None if is_watched() else self._settings()
         if settings is None:
             return None
         leaves: Sequence[Any] = args
@@ -81,11 +76,30 @@ class Lone:
             leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
         kinds = tuple([_kind_of(leaf) for leaf in leaves])
         if None in kinds or not any(type(leaf) is Slab for leaf in leaves):
+            self._tell("an argument is neither a tensor nor a number or a word")
             return None
         device = self._mesh.device.type
         casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         grads = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return kinds, spec, settings, casts, grads
+
+    def _settings(self) -> tuple[object, ...] | None:
+        """What passes depend on besides arguments; None where they are to run on Slabs."""
+        if not self._parts.are_there_still():
+            self._look()
+        settings = self._parts.settings()
+        if settings is None:
+            self._tell("a part of it has hooks, is compiled, or asks for types of tensors")
+        elif any(chain.picked for chain in self._chains):
+            self._tell("a part of it is computed depth first")
+        elif has_users_rules():
+            self._tell("there are rules of the user's")
+        elif torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            # Activation checkpointing around it compares what both its passes save.
+            self._tell("what it saves for the backward pass is saved by hooks")
+        else:
+            return settings
+        return None
 
     def _watched(self, kind: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         watch, draws = Watch(), Draws(self._mesh.device)
@@ -113,6 +127,12 @@ class Lone:
         if self._num_new == MANY_NEW:
             self._is_off, why = True, f"the last {MANY_NEW} passes were all of other kinds"
         if why:
+            self._tell(why)
+
+    def _tell(self, why: str) -> None:
+        """Why a pass runs on Slabs, once."""
+        if why not in self._told:
+            self._told.add(why)
             _log.debug("%s runs on Slabs: %s", type(self._module).__name__, why)
 
     def _plain(self, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,8 +152,8 @@ class Lone:
         if not draws.are_all():
             self._is_off = True
             _log.warning(
-                "%s drew random numbers in this forward pass, unlike in the first of its kind: on "
-                "other meshes they would be others, as they will be from the next pass on",
+                "%s drew random numbers that depend on the mesh in this forward pass, as it had "
+                "not in passes like it; the next ones draw the same on any mesh",
                 type(self._module).__name__,
             )
         return recipe.wrap(out, self._mesh)
