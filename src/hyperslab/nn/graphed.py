@@ -20,24 +20,33 @@ from torch.jit import ScriptModule
 from torch.nn import Parameter
 from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn.depth_first import DepthFirst
 from hyperslab.nn.registry import num_registered, settle
-from hyperslab.nn.replay.module_state import PLAIN, ModuleState, version_of
+from hyperslab.nn.replay.module_state import ModuleState, version_of
+from hyperslab.nn.replay.own_pass import Given, Places, tensors_in
+from hyperslab.nn.replay.reachable import PLAIN
 from hyperslab.nn.replay.recorded import Recorded
 from hyperslab.nn.replay.recorder import Recorder
-from hyperslab.nn.replay.replayable import CannotReplayError
+from hyperslab.nn.replay.replayable import CannotReplayError, check_output, check_state
 from hyperslab.nn.replay.turn import Turn
+from hyperslab.nn.replay.used import note_used
 from hyperslab.nn.slab import Slab, is_slab
 
 _log = logging.getLogger("hyperslab")
 
 MOST_KINDS = 8
 """Kinds of passes that are recorded; others run as without graphs."""
+
+MOST_TRIES = 3
+"""How often a recording is tried for which there is no memory."""
+
+PASSES_BETWEEN = 50
+"""How many passes lie between them: memory may be free again then."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -56,7 +65,19 @@ class _Kind:
 
     state: ModuleState
     recorded: Recorded | None = None
-    refused: bool = False
+    used: Places | None = None
+    """Which outputs had gradients in the first backward pass."""
+    tries: int = MOST_TRIES
+    """How often it may still be tried to record them."""
+    pause: int = 0
+    """How many passes are to come before the next try."""
+
+    def may_record(self) -> bool:
+        self.pause -= 1
+        return self.tries > 0 and self.pause < 0
+
+    def note_used(self, places: Places) -> None:
+        self.used = self.used or places
 
 
 class Graphed:
@@ -88,9 +109,9 @@ class Graphed:
         kind = self._find(key)
         if kind is None:
             return self._first(key, args, kwargs)
-        if not kind.refused and not self._is_occupied():
-            if kind.recorded is None:
-                self._record(kind, args, kwargs)
+        if kind.tries > 0 and not self._is_occupied():
+            if kind.recorded is None and kind.may_record():
+                self._record(kind, (args, kwargs))
             if kind.recorded is not None:
                 return kind.recorded((args, kwargs))
         return self._run(*args, **kwargs)
@@ -112,23 +133,41 @@ class Graphed:
         written = "" if versions == self._versions() else "a weight has been written into"
         if change := state.change() or written:
             self._changes.append(change)
-        else:
-            self._kinds[key] = [*like, _Kind(state)]
-        return out
+            return out
+        kind = _Kind(state)
+        self._kinds[key] = [*like, kind]
+        return self._note_used(kind, out, (args, kwargs))
+
+    def _note_used(self, kind: _Kind, out: Any, given: Given) -> Any:
+        """``out``, that tells which of its tensors get gradients, if it can be recorded at all."""
+        inputs = tensors_in(tree_leaves(given, is_leaf=is_slab))
+        try:
+            check_state(kind.state)
+            check_output(out, self._mesh.device, [*inputs, *kind.state.tensors])
+        except CannotReplayError as error:
+            self._refuse(kind, error)
+            return out
+        return note_used(out, kind.note_used)
 
     def _versions(self) -> list[int]:
         return [version_of(weight) for weight in self._module.parameters()]
 
-    def _record(self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = args, kwargs
+    def _record(self, kind: _Kind, given: Given) -> None:
         try:
-            self._check_parts()
-            if any(not tensor.is_leaf for tensor in kind.state.tensors):
-                raise CannotReplayError("a tensor of it was computed from its weights before")
-            kind.recorded = Recorded(self._run, self._module, self._recorder, self._turn, given)
+            self._check_parts(kind.state.parts)
+            kind.recorded = Recorded(
+                self._run, self._module, self._recorder, self._turn, given, kind.used
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, it runs without a graph
-            kind.refused = True
-            self._tell(str(error).partition("\n")[0] or type(error).__name__)
+            if "out of memory" in str(error):
+                kind.tries, kind.pause = kind.tries - 1, PASSES_BETWEEN
+                self._tell("the GPU ran out of memory when it was recorded")
+            else:
+                self._refuse(kind, error)
+
+    def _refuse(self, kind: _Kind, error: Exception) -> None:
+        kind.tries = 0
+        self._tell(str(error).partition("\n")[0] or type(error).__name__)
 
     def _is_occupied(self) -> bool:
         if not self._turn.is_taken:
@@ -142,13 +181,12 @@ class Graphed:
             more = "".join(f", and since then {change}" for change in since)
             _log.warning("a pass of %s runs without CUDA graphs: %s%s", self._name, why, more)
 
-    def _check_parts(self) -> None:
-        own, *inner = self._module.modules()
-        for part in (own, *inner):
+    def _check_parts(self, parts: Sequence[nn.Module]) -> None:
+        for part in parts:
             is_compiled = part._compiled_call_impl or "_orig_mod" in part._modules
             if is_compiled or isinstance(part, ScriptModule | FSDPModule):
                 raise CannotReplayError("a part of it is compiled, or its weights are sharded")
-        for part in inner:
+        for part in parts[1:]:
             if any(getattr(part, name, None) for name in _HOOKS):
                 raise CannotReplayError(f"its {type(part).__name__} has hooks")
         if any(chain.picked for chain in self._chains):
@@ -166,7 +204,7 @@ class Graphed:
             return None
         casts = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
         grads = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        return kinds, spec, casts, grads, _precision(), num_registered()
+        return kinds, spec, casts, grads, _settings(), num_registered()
 
 
 def _kind_of(leaf: Any, device: torch.device) -> object:
@@ -197,12 +235,20 @@ def _is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _precision() -> tuple[object, ...]:
+def _settings() -> tuple[object, ...]:
     backends: Any = torch.backends
+    asked: Any = torch._C
     return (
         backends.cudnn.conv.fp32_precision,
         backends.cuda.matmul.fp32_precision,
         backends.cudnn.benchmark,
         backends.cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+        asked._len_torch_function_stack(),  # that of a default device among them
+        asked._get_cudnn_enabled(),
+        asked._get_flash_sdp_enabled(),
+        asked._get_mem_efficient_sdp_enabled(),
+        asked._get_math_sdp_enabled(),
+        asked._get_cudnn_sdp_enabled(),
     )

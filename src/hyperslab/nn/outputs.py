@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from copy import copy
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +25,7 @@ def tensors_of(value: Any) -> list[Tensor]:
         elif isinstance(leaf, Slab):
             found.append(leaf.local)
         elif is_record(leaf):
-            found += tensors_of([getattr(leaf, field.name) for field in fields(leaf)])
+            found += tensors_of([*fields_of(leaf).values()])
     return found
 
 
@@ -37,8 +38,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         if isinstance(leaf, Slab):
             return leaf.with_local(function(leaf.local))
         if is_record(leaf):
-            held = {field.name: getattr(leaf, field.name) for field in fields(leaf) if field.init}
-            return replace(leaf, **map_tensors(function, held))
+            values = [map_tensors(function, value) for value in fields_of(leaf).values()]
+            return _replaced(leaf, dict(zip(fields_of(leaf), values, strict=True)))
         return leaf
 
     return tree_map(visit, value, is_leaf=is_record)
@@ -47,3 +48,20 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def is_record(value: Any) -> bool:
     """Whether ``value`` is an object with fields, such as a Slab."""
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """The fields of ``record`` that are set, in their order."""
+    names = [field.name for field in fields(record)]
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+
+
+def _replaced(record: Any, values: dict[str, Any]) -> Any:
+    """A copy with other values. It is not made anew, as that may compute fields from others."""
+    made = copy(record)
+    for name, value in values.items():
+        try:
+            setattr(made, name, value)
+        except FrozenInstanceError:
+            object.__setattr__(made, name, value)
+    return made

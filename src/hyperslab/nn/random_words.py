@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -34,10 +35,11 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same numbers again.
     """
-    drawn = _sources[-1]() if _sources else draw()
+    sources = _sources.stack
+    drawn = sources[-1]() if sources else draw()
     place = (x.layout, x.mesh.grid, x.mesh.rank, num_dims, x.local.device)
     hashes = _hashes
-    drawn_later = bool(_sources) or is_watched()  # by replays, and in every step by compiled graphs
+    drawn_later = bool(sources) or is_watched()  # by replays, and in every step by compiled graphs
     if drawn_later:
         seed, number = drawn.unbind()
     else:
@@ -68,17 +70,24 @@ def num_drawn() -> int:
     return _drawn[0]
 
 
-_sources: list[Callable[[], Tensor]] = []
+class _Sources(threading.local):
+    """Of one thread: others, which may run passes meanwhile, draw as ever."""
+
+    def __init__(self) -> None:
+        self.stack: list[Callable[[], Tensor]] = []
+
+
+_sources = _Sources()
 
 
 @contextmanager
 def drawing_from(source: Callable[[], Tensor]) -> Iterator[None]:
-    """Within it ``source`` is called in place of ``draw``, and its numbers may change later."""
-    _sources.append(source)
+    """Within it this thread calls ``source`` for ``draw``; its numbers may change later."""
+    _sources.stack.append(source)
     try:
         yield
     finally:
-        _sources.remove(source)
+        _sources.stack.remove(source)
 
 
 def _hashes(

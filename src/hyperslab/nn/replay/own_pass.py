@@ -11,14 +11,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hyperslab.nn.outputs import tensors_of
-from hyperslab.nn.replay.module_state import PLAIN
-from hyperslab.nn.replay.replayable import CannotReplayError, leaves_under
+from hyperslab.nn.replay.reachable import PLAIN
+from hyperslab.nn.replay.replayable import CannotReplayError, leaves_under, saved_under
 from hyperslab.nn.replay.seeds import Seeds
 from hyperslab.nn.replay.stand_ins import StandIns
 from hyperslab.nn.slab import Slab, is_slab
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a pass."""
+
+Places = frozenset[int]
+"""Of some of the tensors that a pass returns."""
 
 
 class OwnPass:
@@ -40,6 +43,8 @@ class OwnPass:
         """The tensors in it."""
         self.grads: dict[int, Tensor] = {}
         """The gradients of outputs, by their places; those without any are not here."""
+        self.ways: list[Places] = []
+        """Which outputs' gradients have a backward pass of their own; the last one is of all."""
 
     def forward(self) -> list[Tensor]:
         tensors = iter(self.inputs)
@@ -49,18 +54,24 @@ class OwnPass:
             self.outputs = tensors_of(self.out)
         return self.outputs
 
-    def backward(self) -> Sequence[Tensor | None]:
+    def backward(self, way: Places) -> Sequence[Tensor | None]:
         """The gradients of inputs and weights, as ``sources`` has them."""
-        outputs, grads = [self.outputs[place] for place in self.grads], [*self.grads.values()]
-        uncast = torch.autocast(self.device.type, enabled=False)
-        with self.stand_ins.installed(), self.seeds.refused(), uncast:
-            sources = self.sources(self.inputs, self.stand_ins.twins)
-            return torch.autograd.grad(outputs, sources, grads, allow_unused=True)
+        outputs, grads = [self.outputs[i] for i in way], [self.grads[i] for i in way]
+        with (
+            self.stand_ins.installed(),
+            self.seeds.refused(),
+            torch.autocast(self.device.type, enabled=False),
+            torch.autograd.set_multithreading_enabled(False),  # who draws does it in this thread
+        ):
+            sources, others_follow = self._own_sources(), way != self.ways[-1]
+            return torch.autograd.grad(
+                outputs, sources, grads, retain_graph=others_follow, allow_unused=True
+            )
 
     def run(self) -> None:
         self.forward()
-        if self.grads:
-            self.backward()
+        for way in self.ways:
+            self.backward(way)
 
     def forget(self) -> None:
         """Lets go of what the last run keeps; autograd will know nothing of it."""
@@ -68,8 +79,11 @@ class OwnPass:
         self.inputs = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs]
         self.stand_ins = StandIns(self._module)
 
-    def find_sources(self) -> None:
-        """Looks, after a forward pass, where gradients come from and go to."""
+    def find_sources(self, usual: Places | None) -> None:
+        """Looks, after a forward pass, where gradients come from and go to.
+
+        Those of the outputs ``usual`` are expected to come together.
+        """
         found = {i: leaves_under(out) for i, out in enumerate(self.outputs) if out.requires_grad}
         leaves = {key for each in found.values() for key in each}
         wanted = [place for place, own in enumerate(self.inputs) if id(own) in leaves]
@@ -80,9 +94,15 @@ class OwnPass:
         if len(leaves) > len(wanted) + len(reached):
             raise CannotReplayError("a tensor gets gradients that is no weight of the module")
         self._wanted, self._reached = wanted, reached
-        sources = self.sources(self.inputs, self.stand_ins.twins)
-        self.reach = {i: [id(s) in each for s in sources] for i, each in found.items()}
+        self.reach = {i: [id(s) in each for s in self._own_sources()] for i, each in found.items()}
         self.grads = {place: torch.ones_like(self.outputs[place]) for place in found}
+        every = Places(found)
+        ways = [usual, every] if usual and usual < every else [every]
+        self.ways = ways if every else []
+        self.saved = saved_under(self.outputs)
+
+    def _own_sources(self) -> list[Tensor]:
+        return self.sources(self.inputs, self.stand_ins.twins)
 
     def sources(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """Those of ``inputs`` and ``weights`` that get gradients."""

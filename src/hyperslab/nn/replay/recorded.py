@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,11 +15,18 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.graph import held_constants
+from hyperslab.errors import ConfigError
 from hyperslab.nn.outputs import map_tensors
 from hyperslab.nn.replay.module_state import ModuleState
-from hyperslab.nn.replay.own_pass import Given, OwnPass, tensors_in
+from hyperslab.nn.replay.own_pass import Given, OwnPass, Places, tensors_in
 from hyperslab.nn.replay.recorder import Recorder
-from hyperslab.nn.replay.replayable import Look, check_output
+from hyperslab.nn.replay.replayable import (
+    CannotReplayError,
+    Look,
+    check_output,
+    plain_values,
+    sharing,
+)
 from hyperslab.nn.replay.turn import Ticket, Turn
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.untouched import untouched
@@ -37,38 +45,42 @@ class Recorded:
         recorder: Recorder,
         turn: Turn,
         given: Given,
+        usual: Places | None,
     ) -> None:
+        """Gradients of the outputs ``usual`` are expected to come together, if of any."""
         self._pass, self._turn, self._follow = OwnPass(run, module, given), turn, recorder.follow
         device = self._pass.device
         with untouched(module), _same_values(module, device), _same_seeds(device):
-            self._practise(module, recorder)
+            self._practise(module, recorder, usual)
             with held_constants() as self._constants:
                 self._record(recorder)
-        self._weights = [w for w in self._pass.stand_ins.weights if not w.is_inference()]
 
-    def _practise(self, module: nn.Module, recorder: Recorder) -> None:
+    def _practise(self, module: nn.Module, recorder: Recorder, usual: Places | None) -> None:
         """Runs the pass twice: to be compiled and to choose algorithms, and to be looked at."""
         own = self._pass
         with recorder.practice():
             own.forward()
-            own.find_sources()
-            if own.grads:
-                own.backward()
+            own.find_sources(usual)
+            for way in own.ways:
+                own.backward(way)
+        values = plain_values(own.out)
         look = Look(module, own.inputs)
         with recorder.practice(), recorder.watch_for_waits() as waits:
             own.run()
         look.check(waits)
         own.stand_ins.check()
-        check_output(own.out, own.device)
+        check_output(own.out, own.device, [*own.inputs, *look.state.tensors])
+        if plain_values(own.out) != values:
+            raise CannotReplayError("it returns numbers that differ between passes")
         self._state = look.state  # keeps alive what the recorded pass reads
+        saved = sharing(look.state.tensors, own.saved)
+        self._saved = [tensor for tensor in saved if not tensor.is_inference()]
 
     def _record(self, recorder: Recorder) -> None:
         own = self._pass
         own.forget()
         outputs, self._forward_again = recorder.record(own.forward)
-        self._source_grads: Sequence[Tensor | None] = []
-        if own.grads:
-            self._source_grads, self._backward_again = recorder.record(own.backward)
+        self._backwards = {way: recorder.record(partial(own.backward, way)) for way in own.ways}
         self._outputs = [out.detach() for out in outputs]
         self._without_grad = [i for i in range(len(outputs)) if i not in own.grads]
         self._template = map_tensors(Tensor.detach, own.out)
@@ -97,24 +109,41 @@ class Recorded:
 
     def begin(self, outputs: Sequence[Tensor]) -> tuple[Ticket, list[Tensor]]:
         """What the backward pass of the last replay will need, and outputs without gradients."""
-        ticket = Ticket(self._weights)
+        ticket = Ticket(self._saved)
         self._turn.take(ticket)
         return ticket, [outputs[place] for place in self._without_grad]
 
     def replay_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of inputs and weights, where any of ``grads`` leads there."""
-        reached = [False] * len(self._source_grads)
-        for place, own in self._pass.grads.items():
-            grad = grads[place]
-            if grad is None:
-                own.zero_()
-                continue
-            own.copy_(grad)
-            pairs = zip(reached, self._pass.reach[place], strict=True)
-            reached = [before or now for before, now in pairs]
-        self._backward_again()
-        found = zip(self._source_grads, reached, strict=True)
-        return _copies([grad if is_reached else None for grad, is_reached in found])
+        own = self._pass
+        given = Places(place for place in own.grads if grads[place] is not None)
+        way = given if given in self._backwards else own.ways[-1]
+        for place in way:
+            if (grad := grads[place]) is None:
+                own.grads[place].zero_()
+            else:
+                own.grads[place].copy_(grad)
+        found, run_again = self._backwards[way]
+        run_again()
+        if way != given:
+            found = self._reached(given, found)
+        return _copies(found)
+
+    def _reached(self, given: Places, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Those of ``found`` that autograd brings gradients of the outputs ``given``.
+
+        The other outputs had gradients of zero, which make NaN of a derivative that is infinite.
+        """
+        reach = [self._pass.reach[place] for place in given]
+        kept = [x if any(own[i] for own in reach) else None for i, x in enumerate(found)]
+        if not all(grad.isfinite().all() for grad in kept if grad is not None):
+            recorded = " or ".join(str(sorted(way)) for way in self._pass.ways)
+            raise ConfigError(
+                f"gradients of outputs {sorted(given)} alone came to be infinite or NaN. CUDA "
+                f"graphs have recorded those of {recorded}, and take others for zeros: use the "
+                "same outputs in every loss, or parallelize without cuda_graphs"
+            )
+        return kept
 
 
 def _copies(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -147,13 +176,13 @@ class _Replay(Function):
 def _same_values(module: nn.Module, device: torch.device) -> Iterator[None]:
     """After it, buffers and other tensors that modules hold, but weights, have the same values."""
     held = [x for x in ModuleState(module, device).tensors if not isinstance(x, Parameter)]
-    writable = [x for x in held if torch.is_inference_mode_enabled() or not x.is_inference()]
-    kept = [(x.detach(), x.detach().clone()) for x in writable]
+    memory = [x.untyped_storage() for x in held if not x.is_meta]
+    kept = {each.data_ptr(): (each, each.clone()) for each in memory}
     try:
         yield
     finally:
-        for x, values in kept:  # whatever its version: batch norm does not count it
-            x.copy_(values)
+        for each, values in kept.values():  # no tensor counts it
+            each.copy_(values)
 
 
 def _same_seeds(device: torch.device) -> Any:

@@ -17,6 +17,9 @@ _broken: list[torch.cuda.CUDAGraph] = []
 """Graphs whose recording failed. Torch's allocators still ask them which streams were theirs."""
 
 
+_WAIT = "synchronizing CUDA operation"
+
+
 class Recorder(Protocol):
     """What records work on a device."""
 
@@ -54,22 +57,28 @@ class CudaRecorder:
     def practice(self) -> Iterator[None]:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what other streams have let go
-        with torch.cuda.device(self._device), torch.cuda.stream(self._side):
-            yield
-        torch.cuda.synchronize(self._device)
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._side):
+                yield
+        finally:  # or what is put back after a failure would be overwritten
+            torch.cuda.synchronize(self._device)
 
     @contextmanager
     def watch_for_waits(self) -> Iterator[list[str]]:
         """Torch tells of all its own functions that wait but ``torch.cuda.synchronize``."""
         places: list[str] = []
         here, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
+        show = warnings.showwarning
 
-        def note(message: Warning | str, category: object, file: str, line: int, *_: Any) -> None:
-            if "synchronizing CUDA operation" in str(message) and threading.get_ident() == here:
+        def note(message: Any, category: Any, file: str, line: int, *rest: Any) -> None:
+            if _WAIT not in str(message):
+                show(message, category, file, line, *rest)
+            elif threading.get_ident() == here:
                 places.append(f"{file}:{line}")
 
         with warnings.catch_warnings():
-            warnings.simplefilter("always")
+            warnings.filterwarnings("always", f".*{_WAIT}")
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
             warnings.showwarning = note  # type: ignore[assignment]  # restored at the end
             torch.cuda.set_sync_debug_mode("warn")
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
-from hyperslab.nn.outputs import is_record, tensors_of
-from hyperslab.nn.replay.module_state import PLAIN, ModuleState, version_of
+from hyperslab.nn.outputs import fields_of, is_record, tensors_of
+from hyperslab.nn.replay.module_state import ModuleState, version_of
+from hyperslab.nn.replay.reachable import PLAIN
+from hyperslab.nn.slab import Slab
 from hyperslab.nn.untouched import draws
 
 
@@ -47,23 +50,79 @@ def leaves_under(output: Tensor) -> dict[int, Tensor]:
     """The tensors, by ``id``, to which autograd brings gradients of ``output``."""
     if output.grad_fn is None:
         return {id(output): output}
-    nodes, seen, found = [output.grad_fn], {output.grad_fn}, {}
+    found = [getattr(node, "variable", None) for node in _nodes_under([output])]
+    return {id(leaf): leaf for leaf in found if isinstance(leaf, Tensor)}
+
+
+def saved_under(outputs: Iterable[Tensor]) -> set[object]:
+    """Where the memory begins of the tensors that autograd keeps for gradients of ``outputs``."""
+    found: list[Any] = []
+    for node in _nodes_under(outputs):
+        names = [n for n in dir(node) if n.startswith("_saved_") or n == "saved_tensors"]
+        for name in names:
+            with suppress(RuntimeError):  # the backward pass will tell
+                found.append(getattr(node, name))
+    return {_memory_of(x) for x in tree_leaves(found) if isinstance(x, Tensor)}
+
+
+def _nodes_under(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    nodes = [output.grad_fn for output in outputs]
+    seen = {None, *nodes}
     while nodes:
         node: Any = nodes.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor):
-            found[id(leaf)] = leaf
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                nodes.append(below)
-    return found
+        if node is not None:
+            yield node
+            below = {function for function, _ in node.next_functions} - seen
+            seen |= below
+            nodes += below
 
 
-def check_output(out: Any, device: torch.device) -> None:
-    rest = tree_leaves(out, is_leaf=is_record)
-    strange = [x for x in rest if not (is_record(x) or isinstance(x, (Tensor, *PLAIN)))]
-    if strange:
-        raise CannotReplayError(f"it returns a {type(strange[0]).__name__}")
-    if any(tensor.device != device for tensor in tensors_of(out)):
-        raise CannotReplayError(f"it returns a tensor that is not on {device}")
+def sharing(tensors: Iterable[Tensor], memory: set[object]) -> list[Tensor]:
+    """Those of ``tensors`` that lie in some of the memory that begins at ``memory``."""
+    return [tensor for tensor in tensors if _memory_of(tensor) in memory]
+
+
+def _memory_of(tensor: Tensor) -> object:
+    """Where its memory begins, or itself where it has none."""
+    has_memory = tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_meta
+    return tensor.untyped_storage().data_ptr() if has_memory else tensor
+
+
+def check_state(state: ModuleState) -> None:
+    """Raises where changes of a module would not be noticed."""
+    if state.generators:
+        raise CannotReplayError(f"it holds a {type(state.generators[0]).__name__}, which may draw")
+    if state.odd:
+        raise CannotReplayError(
+            "it holds a tensor, sparse or of inference mode, whose changes nobody sees"
+        )
+    if any(not tensor.is_leaf for tensor in state.tensors):
+        raise CannotReplayError("a tensor of it was computed from its weights before")
+
+
+def check_output(out: Any, device: torch.device, others: Iterable[Tensor]) -> None:
+    """Raises where no copies can stand for ``out``, as where it shares memory with ``others``."""
+    for leaf in _leaves(out):
+        if not isinstance(leaf, (Tensor, Slab, *PLAIN)):
+            raise CannotReplayError(f"it returns a {type(leaf).__name__}")
+    tensors = tensors_of(out)
+    if any(tensor.device != device or tensor.layout != torch.strided for tensor in tensors):
+        raise CannotReplayError(f"it returns a tensor that is not on {device}, or not dense")
+    if sharing(others, {_memory_of(tensor) for tensor in tensors}):
+        raise CannotReplayError("it returns a tensor in memory of an argument or of the module")
+
+
+def plain_values(out: Any) -> list[Any]:
+    """What there is in ``out`` besides tensors."""
+    return [leaf for leaf in _leaves(out) if isinstance(leaf, PLAIN)]
+
+
+def _leaves(out: Any) -> Iterator[Any]:
+    """What there is in ``out``, and in the fields of objects that hold nothing else."""
+    for leaf in tree_leaves(out, is_leaf=is_record):
+        if not is_record(leaf) or isinstance(leaf, Slab):
+            yield leaf
+        elif getattr(leaf, "__dict__", {}).keys() <= fields_of(leaf).keys():
+            yield from _leaves([*fields_of(leaf).values()])
+        else:
+            yield leaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -13,8 +13,9 @@ from hyperslab.errors import ConfigError
 class Ticket:
     """A forward pass that was replayed; its backward pass may be yet to come."""
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._seen = [(weight, weight._version) for weight in weights]
+    def __init__(self, saved: Sequence[Tensor]) -> None:
+        """Of ``saved`` the backward pass needs the values that they have now."""
+        self._saved, self._versions = saved, [tensor._version for tensor in saved]
         self.used = False
 
     def use(self) -> None:
@@ -26,10 +27,11 @@ class Ticket:
                 "without cuda_graphs"
             )
         self.used = True
-        if any(weight._version != version for weight, version in self._seen):
+        if [tensor._version for tensor in self._saved] != self._versions:
             raise ConfigError(
-                "weights were written into between a forward pass and its backward pass, which "
-                "needs those of the forward pass: step the optimizer after the backward pass"
+                "weights or buffers were written into between a forward pass and its backward "
+                "pass, which needs those of the forward pass: step the optimizer after the "
+                "backward pass"
             )
 
 
