@@ -50,11 +50,12 @@ from rich.table import Table
 from torch import Tensor
 
 from hyperslab.kernels import faces, fused
-from hyperslab.layout import AXES
+from hyperslab.layout import AXES, cut_out
 from hyperslab.testing import Team
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 SECTOR_BYTES = 32
+Where = tuple[slice, ...]
 SHARED = [{"depth": 2}, {"height": 2}, {"width": 2}, {"depth": 2, "height": 2}]
 
 
@@ -108,9 +109,9 @@ def measure_faces(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def _boxes(shape: tuple[int, ...]) -> dict[str, list[faces.Where]]:
+def _boxes(shape: tuple[int, ...]) -> dict[str, list[Where]]:
     """Those that a rank in the middle sends, one wide."""
-    found: dict[str, list[faces.Where]] = {f"{axis} faces": [] for axis in AXES[2:]}
+    found: dict[str, list[Where]] = {f"{axis} faces": [] for axis in AXES[2:]}
     found["all 26 boxes"] = []
     for sides in product(*((slice(0, 1), slice(0, n), slice(n - 1, n)) for n in shape[2:])):
         thin = [
@@ -118,12 +119,13 @@ def _boxes(shape: tuple[int, ...]) -> dict[str, list[faces.Where]]:
         ]
         names = [f"{thin[0]} faces", "all 26 boxes"] if len(thin) == 1 else ["all 26 boxes"]
         for name in names if thin else []:
-            found[name].append((slice(None), slice(None), *sides))
+            found[name].append((slice(0, shape[0]), slice(0, shape[1]), *sides))
     return found
 
 
-def _face_rows(timer: Timer, what: str, x: Tensor, boxes: list[faces.Where]) -> list[Row]:
-    pieces = faces.pack(x, boxes)
+def _face_rows(timer: Timer, what: str, x: Tensor, boxes: list[Where]) -> list[Row]:
+    cut = cut_out(tuple(boxes), tuple(tuple(x[box].shape) for box in boxes))
+    pieces = faces.pack(x, cut)
     touched = sum(_sector_bytes(x[box]) for box in boxes)
     moved = sum(piece.nbytes for piece in pieces)
     assert all(torch.equal(piece, x[box]) for piece, box in zip(pieces, boxes, strict=True))
@@ -132,17 +134,21 @@ def _face_rows(timer: Timer, what: str, x: Tensor, boxes: list[faces.Where]) -> 
         for box in boxes:
             x[box].contiguous()
 
-    def unpack_by_torch() -> None:
+    def add_by_torch() -> None:
         for piece, box in zip(pieces, boxes, strict=True):
-            x[box] = piece
+            x[box] += piece
 
     runs: dict[str, Callable[[], object]] = {
-        "pack": lambda: faces.pack(x, boxes),
+        "pack": lambda: faces.pack(x, cut),
         "pack by torch": by_torch,
-        "unpack": lambda: faces.unpack_(x, boxes, pieces),
-        "unpack by torch": unpack_by_torch,
+        "add": lambda: faces.add_(x, pieces, cut),
+        "add by torch": add_by_torch,
     }
-    return [timer.row(f"{what}: {name}", run, nbytes=touched + moved) for name, run in runs.items()]
+    rows = []
+    for name, run in runs.items():
+        nbytes = moved + (2 * touched if "add" in name else touched)
+        rows.append(timer.row(f"{what}: {name}", run, nbytes=nbytes))
+    return rows
 
 
 def _sector_bytes(x: Tensor) -> int:

@@ -113,8 +113,8 @@ def make_cases() -> dict[str, Case]:
         "256": cosmoflow(256, graphs=True),
         "mesh-2k": mesh_tangling(2048),
         "resnet-50": resnet(224, samples=64, graphs=True),
-        "unet-256": unet(256),
         "512-tf32": cosmoflow(512, precision="tf32"),
+        "unet-256": unet(256),
         "512-lean": cosmoflow(512, choices=[LEAN]),
     }
 

@@ -49,6 +49,8 @@ def draw(*shape, dtype=torch.float64, last=False):
 
 def by_torch(y, slope, pool):
     activation = F.relu(y) if slope == 0 else F.leaky_relu(y, slope)
+    ends = [n for end in reversed(pool.extra) for n in (0, end)]
+    activation = F.pad(activation, ends, value=-torch.inf if pool.kind == "max" else 0.0)
     function = getattr(F, f"{pool.kind}_pool{y.ndim - 2}d")
     counts = {"count_include_pad": pool.count_include_pad} if pool.kind == "avg" else {}
     return function(activation, pool.kernel, pool.stride, pool.padding, **counts)
@@ -97,6 +99,12 @@ def cases(draw_from):
                 draw_from(st.booleans()))  # fmt: skip
     shape = (draw_from(st.integers(1, 2)), draw_from(st.sampled_from([1, 3, 9])), *extent)
     return shape, pool, draw_from(st.sampled_from([0.0, 0.2, 1.0, 3.0])), draw_from(st.booleans())
+
+
+@pytest.mark.parametrize(("kind", "last"), [("avg", True), ("max", False)])
+def test_windows_may_reach_beyond_the_padding_at_the_end(kind, last):
+    pool = Pool(kind, (3, 2), (2, 2), (0, 1), extra=(2, 1))
+    check(draw(1, 9 if last else 1, 4, 4, last=last), 0.1, pool)
 
 
 @settings(max_examples=200 if ON_GPU else 5, deadline=None, derandomize=True)

@@ -1,11 +1,13 @@
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hyperslab.kernels import faces
-from hyperslab.kernels.face_tasks import plan_tasks
+from hyperslab.kernels import face_plans, faces
+from hyperslab.kernels.face_plans import plan_add, plan_assembly
+from hyperslab.layout import OWN, Assembly, Piece, cut_out
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")  # there in Triton's interpreter
@@ -15,7 +17,7 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")  # there in Triton's interpre
 def by_kernel(monkeypatch):
     """Boxes are moved by the kernel, on CPUs too."""
     pytest.importorskip("triton")
-    monkeypatch.setattr(faces, "_plan", faces.plan_boxes)
+    monkeypatch.setattr(faces, "has_kernel", faces.is_movable)
 
 
 def draw(*shape, dtype=torch.float64, last=False):
@@ -36,20 +38,21 @@ def halo(shape):
             yield box((0, shape[0]), (0, shape[1]), *spans)
 
 
+def cut(boxes):
+    shapes = tuple(tuple(s.stop - s.start for s in where) for where in boxes)
+    return cut_out(tuple(boxes), shapes)
+
+
 def check(x, boxes):
-    """Packs, unpacks and adds, against one box after the other by torch."""
-    pieces = faces.pack(x, boxes)
+    """Packs, and adds, against one box after the other by torch."""
+    pieces = faces.pack(x, cut(boxes))
     for piece, where in zip(pieces, boxes, strict=True):
         assert piece.is_contiguous()
         assert torch.equal(piece, x[where])
     pieces = [torch.rand(piece.shape).to(piece) + piece for piece in pieces]
-    expected, got = x.clone(), x.clone()
-    faces.unpack_(got, boxes, pieces)
-    for piece, where in zip(pieces, boxes, strict=True):
-        expected[where] = piece
-    assert torch.equal(got, expected)
     if x.is_floating_point():
-        faces.add_(got, boxes, pieces)
+        expected, got = x.clone(), x.clone()
+        faces.add_(got, pieces, cut(boxes))
         for piece, where in zip(pieces, boxes, strict=True):
             expected[where].add_(piece)
         assert torch.equal(got, expected)
@@ -88,7 +91,7 @@ def test_any_boxes_of_any_strides(case, dtype):
     pytest.importorskip("triton")
     shape, order, boxes, start = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faces, "_plan", faces.plan_boxes)
+        patch.setattr(faces, "has_kernel", faces.is_movable)
         memory = draw(start + 2 * torch.Size(shape).numel(), dtype=dtype)
         x = memory[start::2].view([shape[i] for i in order])
         x = x.permute([order.index(i) for i in range(len(shape))])
@@ -110,47 +113,100 @@ def test_any_boxes_of_any_strides(case, dtype):
 def test_numbers_that_lie_side_by_side_are_moved_together(dtype, shape, unit):
     x, width = draw(*shape, dtype=dtype), (0, shape[3])
     boxes = [box((0, 2), (0, 3), (0, 1), width), box((0, 2), (0, 3), (2, 4), width)]
-    assert faces.plan_boxes("pack", x, boxes).unit == unit
-    assert all(torch.equal(a, x[w]) for a, w in zip(faces.pack(x, boxes), boxes, strict=True))
+    plan = plan_assembly(cut(boxes), x.stride(), 0, False, 0.0, dtype, DEVICE)
+    assert plan.move.unit == unit
+    pieces = faces.pack(x, cut(boxes))
+    assert all(torch.equal(piece, x[where]) for piece, where in zip(pieces, boxes, strict=True))
+
+
+def assembly():
+    """Two tensors of boxes of one tensor and of two that were received, with room outside."""
+    own = box((0, 2), (0, 3), (3, 4), (2, 5), (1, 6))
+    first = box((0, 1), (1, 3), (0, 1), (0, 2), (0, 3))
+    second = box((0, 1), (0, 2), (1, 4), (0, 1), (0, 6))
+    pieces = (
+        Piece(OWN, own, 0, box((0, 2), (0, 3), (0, 1), (1, 4), (0, 5))),
+        Piece(0, first, 0, box((0, 1), (1, 3), (1, 2), (0, 2), (2, 5))),
+        Piece(1, second, 1, box((0, 1), (0, 2), (0, 3), (0, 1), (0, 6))),
+    )
+    return Assembly(((2, 3, 2, 4, 5), (1, 2, 4, 1, 6)), pieces, ((1, 3, 1, 2, 3), (1, 2, 4, 1, 6)))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool], ids=str)
-def test_views_of_one_memory_are_copied_to_another(dtype, last, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "fill"),
+    [(torch.float64, -math.inf), (torch.float16, 0.5), (torch.bool, 0.0)],
+    ids=str,
+)
+@pytest.mark.parametrize("in_one_buffer", [True, False])
+def test_tensors_are_assembled_of_own_and_received_boxes(
+    dtype, fill, last, in_one_buffer, monkeypatch
+):
     pytest.importorskip("triton")
-    x = draw(2, 3, 4, 5, 6, dtype=dtype, last=last)
-    sources = [x[:, :, 3:, 2:, 1:], x[1:, :2, :1, 3:, ::2], x[:1, :2, 1:, 4:]]
+    x, whole = draw(2, 3, 4, 5, 6, dtype=dtype, last=last), assembly()
+    received = [draw(*shape, dtype=dtype) for shape in whole.received]
+    if in_one_buffer:
+        received, parts = faces.room_for(whole.received, dtype, DEVICE), received
+        faces.copy_(received, parts)
     found = []
-    for by_kernel in (True, False):
-        rooms = faces.zeros_alike([(2, 3, 2, 4, 5), (1, 2, 4, 1, 6)], x)
-        assert [room.is_contiguous() for room in rooms] == [not last] * 2
-        targets = [rooms[0][:, :, :1, 1:], rooms[0][:1, 1:, 1:, :2, 2:], rooms[1][:, :, :3]]
-        plan = faces.plan_views if by_kernel else lambda targets, sources: None
-        monkeypatch.setattr(faces, "_plan_copies", plan)
-        faces.copy_views_(targets, sources)
-        found.append(rooms)
-    assert all(room.any() and not room.all() for room in rooms)
+    for has_kernel in (faces.is_movable, lambda x: False):
+        monkeypatch.setattr(faces, "has_kernel", has_kernel)
+        found.append(faces.assemble(x, received, whole, fill=fill))
     assert all(map(torch.equal, *found))
+    assert [t.stride() for t in found[0]] == [t.stride() for t in found[1]]
+    assert torch.equal(found[0][0][0, 1:, 1, :2, 2:], received[0][0, 1:, 0])
+    assert (found[0][0][1, :, 1] == fill).all()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+def test_gradients_of_what_was_received_are_added(last, monkeypatch):
+    pytest.importorskip("triton")
+    whole = assembly()
+    once_more = box((0, 1), (0, 2), (0, 2), (0, 1), (0, 5))
+    twice = Piece(1, once_more, 0, box((1, 2), (1, 3), (0, 2), (0, 1), (0, 5)))
+    whole = Assembly((*whole.shapes, (1, 1, 1, 1, 1)), (*whole.pieces, twice), whole.received)
+    grads = [draw(*shape, last=last) for shape in whole.shapes]
+    found = []
+    for has_kernel in (faces.is_movable, lambda x: False):
+        monkeypatch.setattr(faces, "has_kernel", has_kernel)
+        found.append(faces.received_grads(grads, whole))
+    assert all(map(torch.equal, *found))
+    expected = torch.zeros_like(found[0][1])
+    expected[:, :, 1:] = grads[1][:, :, :3]
+    expected[:, :, :2, :, :5] += grads[0][1:, 1:, :2, :1]
+    assert torch.equal(found[0][1], expected)
+
+
+@pytest.mark.usefixtures("by_kernel")
+def test_large_own_pieces_are_left_to_torch(monkeypatch):
+    x, whole = draw(2, 3, 4, 5, 6), assembly()
+    received = [draw(*shape) for shape in whole.received]
+    expected = faces.assemble(x, received, whole)
+    monkeypatch.setattr(face_plans, "LARGE", 90)
+    plan_assembly.cache_clear()
+    assert all(map(torch.equal, faces.assemble(x, received, whole), expected))
+    plan_assembly.cache_clear()
 
 
 @pytest.mark.usefixtures("by_kernel")
 def test_the_plan_is_made_once():
-    plan_tasks.cache_clear()
+    for plan in (plan_assembly, plan_add):
+        plan.cache_clear()
     for _ in range(3):
-        faces.pack(draw(1, 1, 3, 4), [box((0, 1), (0, 1), (0, 3), (0, 1))])
-    assert plan_tasks.cache_info().misses == 1
+        x, boxes = draw(1, 1, 3, 4), cut([box((0, 1), (0, 1), (0, 3), (0, 1))])
+        faces.add_(x, faces.pack(x, boxes), boxes)
+    assert [plan.cache_info().misses for plan in (plan_assembly, plan_add)] == [1, 1]
 
 
 @pytest.mark.usefixtures("by_kernel")
-def test_boxes_that_are_contiguous_or_empty_or_overlap_in_too_many_ways_are_left_to_torch():
+def test_boxes_that_are_contiguous_or_empty_or_overlap_in_too_many_ways():
     x = draw(4, 1, 200)
-    assert faces.plan_boxes("pack", x, [box((1, 2), (0, 1), (0, 200))]) is None
-    assert (
-        faces.plan_boxes("pack", x, [box((1, 2), (0, 1), (0, 0)), box((0, 4), (0, 1), (0, 1))])
-        is None
-    )
+    (piece,) = faces.pack(x, cut([box((1, 2), (0, 1), (0, 200))]))
+    assert piece.data_ptr() == x[1].data_ptr()
+    check(x, [box((1, 2), (0, 1), (0, 0)), box((0, 4), (0, 1), (0, 1))])
+    check(x, [box((1, 2), (0, 1), (0, 0))])
     many = [(i, i + 60) for i in range(40)]
-    assert faces.plan_boxes("add", draw(100, 100, 100), [box(s, s, s) for s in many]) is None
+    assert plan_add(cut([box(s, s, s) for s in many]), (10000, 100, 1), 8, DEVICE) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool], ids=str)
@@ -192,5 +248,5 @@ def test_the_halo_of_a_volume(last, dtype):
 def test_boxes_beyond_two_to_the_31_numbers():
     x = torch.zeros(3, 2**30, dtype=torch.uint8, device=DEVICE)
     x[2, -5:] = torch.arange(5, dtype=torch.uint8)
-    pieces = faces.pack(x, [box((0, 3), (2**30 - 5, 2**30)), box((0, 2), (0, 7))])
+    pieces = faces.pack(x, cut([box((0, 3), (2**30 - 5, 2**30)), box((0, 2), (0, 7))]))
     assert pieces[0].tolist() == [[0] * 5, [0] * 5, [0, 1, 2, 3, 4]]

@@ -39,12 +39,26 @@ def fusing():
         calls.append((pool.kind, slope))
         return pooled(y, slope, pool)
 
+    class Call(act_pool.Call):
+        """Keeps y itself for the backward pass."""
+
+        def run(self, y, *, keeps):
+            calls.append((f"halo {self.pool.kind}", self.slope))
+            return pooled(y, self.slope, self.pool), y.clone()
+
+        def run_backward(self, grad, kept):
+            leaf = kept.detach().requires_grad_()
+            with torch.enable_grad():
+                return torch.autograd.grad(pooled(leaf, self.slope, self.pool), leaf, grad)[0]
+
     def pooled(y, slope, pool):
         sizes = pool.kernel, pool.stride, pool.padding
+        ends = [n for end in reversed(pool.extra) for n in (0, end)]
+        y = F.pad(activate(y, slope), ends, value=-torch.inf if pool.kind == "max" else 0.0)
         if pool.kind == "max":
-            return getattr(F, f"max_pool{y.ndim - 2}d")(activate(y, slope), *sizes)
+            return getattr(F, f"max_pool{y.ndim - 2}d")(y, *sizes)
         run = getattr(F, f"avg_pool{y.ndim - 2}d")
-        return run(activate(y, slope), *sizes, count_include_pad=pool.count_include_pad)
+        return run(y, *sizes, count_include_pad=pool.count_include_pad)
 
     def convolve(x, weight, bias, padding, slope=1.0):
         calls.append(("conv", slope))
@@ -77,6 +91,7 @@ def fusing():
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
+        patch.object(act_pool, "Call", Call),
         patch.object(conv_pool, "conv_and_pool", conv_and_pool),
         patch.object(conv_pool, "MIN_NUMEL", 0),
         patch.object(few_channels, "convolve", convolve),

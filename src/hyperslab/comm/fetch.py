@@ -13,7 +13,7 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Exchange, Message
+from hyperslab.layout import Assembly, Exchange
 
 
 def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
@@ -63,7 +63,7 @@ class _Return(Function):
 def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
     """The gradient of this rank's piece, from those of what all ranks fetched."""
     grad = plain_memory(grad)
-    pieces = _pieces(grad, exchange.receives)
+    pieces = _pieces(grad, exchange.returned)
     pending = post_return(pieces, exchange, grad.dtype, mesh)
     if exchange.keeps_all:
         home = grad[exchange.kept_to]
@@ -77,28 +77,28 @@ def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
 
 def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: float) -> Tensor:
     """The wanted box, made of what lies outside the tensor, what is here and what was received."""
-    last = memory_format_of(x)
-    if exchange.row and last is torch.contiguous_format:
+    is_contiguous = memory_format_of(x) is torch.contiguous_format
+    if exchange.row and is_contiguous and not faces.has_kernel(x):
         # One call for what lies in a row, as a halo along one dim does: small halos are frequent.
         parts = [x.new_full([s.stop - s.start for s in w], fill) for w in exchange.outside]
         parts += [x[exchange.kept_from]] if exchange.kept else []
         parts += received
         return torch.cat([parts[number] for number in exchange.row.order], exchange.row.dim)
-    out = torch.empty(exchange.wanted.shape, dtype=x.dtype, device=x.device, memory_format=last)
-    for where in exchange.outside:
-        out[where] = fill
-    if exchange.kept:
-        out[exchange.kept_to] = x[exchange.kept_from]
-    faces.unpack_(out, [message.where for message in exchange.receives], received)
-    return out
+    return faces.assemble(x, received, exchange.assembled, fill=fill)[0]
 
 
 def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
     """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
     x = plain_memory(x)
-    pieces = _pieces(x, exchange.sends)
+    return post_pieces(_pieces(x, exchange.sent), exchange, x.dtype, mesh)
+
+
+def post_pieces(
+    pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
+) -> Pending:
+    """``post_fetch`` of a tensor of which only ``pieces``, which others want, need exist."""
     doing = "fetching its part of a split tensor"
-    return post_messages(pieces, exchange.sends, exchange.receives, x.dtype, mesh, doing)
+    return post_messages(pieces, exchange.sends, exchange.receives, dtype, mesh, doing)
 
 
 def post_return(
@@ -111,10 +111,8 @@ def post_return(
 
 def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:
     """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
-    faces.add_(home, [message.where for message in exchange.sends], returned)
+    faces.add_(home, returned, exchange.sent)
 
 
-def _pieces(x: Tensor, messages: Sequence[Message]) -> list[Tensor]:
-    """The boxes of ``x`` that ``messages`` carry."""
-    boxes = [message.where for message in messages]
-    return faces.pack(x, boxes) if x.is_cuda else [x[where] for where in boxes]
+def _pieces(x: Tensor, boxes: Assembly) -> list[Tensor]:
+    return faces.pack(x, boxes) if x.is_cuda else [x[piece.of] for piece in boxes.pieces]

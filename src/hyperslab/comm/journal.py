@@ -56,17 +56,17 @@ def _text(argument: object) -> bytes:
     return repr(argument).encode()
 
 
-_PLAIN = (int, float, bool, str, NoneType)
+_PLAIN = frozenset([int, float, bool, str, NoneType])
 
 
 def _outline(argument: object) -> object:
     """What ranks must agree on of an argument."""
-    if (layout := getattr(argument, "layout", None)).__class__ is Layout:
-        return layout
-    if isinstance(argument, Tensor):
-        return argument.shape
     if argument.__class__ in _PLAIN:
         return argument
+    if isinstance(argument, Tensor):
+        return argument.shape
+    if (layout := getattr(argument, "layout", None)).__class__ is Layout:
+        return layout
     if isinstance(argument, tuple | list):
         return tuple(map(_outline, argument))
     return type(argument).__name__

@@ -146,9 +146,12 @@ def _post_together(
     return dist.batch_isend_irecv(ops)
 
 
+_KNOWN_TO_NCCL = {torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64}
+
+
 def _raw(x: Tensor) -> Tensor:
-    """``x`` as bytes: NCCL does not know every dtype."""
-    return x.view(-1).view(torch.uint8)
+    """``x``, as bytes where its dtype may not be known to NCCL."""
+    return x if x.dtype in _KNOWN_TO_NCCL else x.view(-1).view(torch.uint8)
 
 
 def plain_memory(x: Tensor) -> Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -51,6 +52,25 @@ def activate_and_pool(y: Tensor, slope: float, pool: Pool) -> Tensor:
     return out
 
 
+def activate(y: Tensor, slope: float, *, in_place: bool = False) -> Tensor:
+    """``y`` where that is positive and ``slope * y`` elsewhere, as torch computes it."""
+    if slope == 1:
+        return y
+    if slope == 0:
+        return F.relu(y, inplace=in_place)
+    return F.leaky_relu(y, slope, inplace=in_place)
+
+
+def activation_grad(grad: Tensor, activated: Tensor, slope: float) -> Tensor:
+    """The gradient of what was ``activated`` with a slope that is not negative."""
+    if slope == 1:
+        return grad
+    if slope == 0:
+        return torch.ops.aten.threshold_backward(grad, activated, 0.0)  # type: ignore[no-any-return]
+    backward = torch.ops.aten.leaky_relu_backward
+    return backward(grad, activated, slope, self_is_result=True)  # type: ignore[no-any-return]
+
+
 def _refusal(y: Tensor, slope: float, pool: Pool) -> str | None:
     """What is asked for and cannot be done."""
     is_image = y.ndim in (4, 5)
@@ -80,33 +100,54 @@ def _fits(kernel: int, stride: int, padding: int) -> bool:
     return 1 <= kernel <= _MAX_KERNEL and 1 <= stride <= kernel + 1 and 0 <= padding <= kernel // 2
 
 
+class Call(NamedTuple):
+    """An activation and a pool of tensors of one shape, forward and backward, without autograd."""
+
+    shape: torch.Size
+    memory_format: torch.memory_format
+    slope: float
+    pool: Pool
+
+    @classmethod
+    def on(cls, y: Tensor, slope: float, pool: Pool) -> Call:
+        return cls(y.shape, memory_format_of(y), slope, pool)
+
+    def run(self, y: Tensor, *, keeps: bool) -> tuple[Tensor, Tensor | None]:
+        """The pooled tensor and, if it ``keeps`` it, what the backward pass needs."""
+        pool, last = self.pool, self.memory_format
+        shape = pool.output_shape(self.shape)
+        out = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=last)
+        rows = rows_of(self.shape, last, pool)
+        kept = _empty_kept(rows, out, self.slope, pool) if keeps else None
+        tuning = TUNING[pool.kind, "forward"]
+        _launch("forward", rows, tuning, self.slope, pool, y.dtype, y.device)(y, out, kept)
+        return out, kept
+
+    def run_backward(self, grad: Tensor, kept: Tensor | None) -> Tensor:
+        """The gradient of y, which nobody else holds."""
+        pool, last = self.pool, self.memory_format
+        grad = grad.contiguous(memory_format=last)
+        out = torch.empty(self.shape, dtype=grad.dtype, device=grad.device, memory_format=last)
+        rows = rows_of(self.shape, last, pool)
+        key = rows, TUNING[pool.kind, "backward"], self.slope, pool, grad.dtype, grad.device
+        _launch("backward", *key)(grad, kept, out)
+        return out
+
+
 class _ActPool(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, slope: float, pool: Pool, keeps: bool) -> Tensor:
-        last = memory_format_of(y)
-        out = torch.empty(
-            pool.output_shape(y.shape), dtype=y.dtype, device=y.device, memory_format=last
-        )
-        rows = rows_of(y.shape, last, pool)
-        kept = _empty_kept(rows, out, slope, pool) if keeps else None
-        tuning = TUNING[pool.kind, "forward"]
-        _launch("forward", rows, tuning, slope, pool, y.dtype, y.device)(y, out, kept)
-        if keeps:
-            ctx.save_for_backward(kept)
-            ctx.rows, ctx.slope, ctx.pool = rows, slope, pool
-            ctx.shape, ctx.memory_format = y.shape, last
+        call = ctx.call = Call.on(y, slope, pool)
+        out, kept = call.run(y, keeps=keeps)
+        ctx.save_for_backward(kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        pool, last = ctx.pool, ctx.memory_format
-        grad = grad.contiguous(memory_format=last)
-        out = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=last)
         (kept,) = ctx.saved_tensors
-        key = ctx.rows, TUNING[pool.kind, "backward"], ctx.slope, pool, grad.dtype, grad.device
-        _launch("backward", *key)(grad, kept, out)
-        return out, None, None, None
+        home: Tensor = ctx.call.run_backward(grad, kept)
+        return home, None, None, None
 
 
 def _empty_kept(rows: Rows, out: Tensor, slope: float, pool: Pool) -> Tensor | None:

@@ -45,11 +45,14 @@ class Pool(NamedTuple):
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     count_include_pad: bool = True
+    extra: tuple[int, ...] = ()
+    """Padding at the end of each dim, besides that at both ends; torch knows none."""
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Of a tensor of this ``shape``."""
-        dims = zip(shape[2:], self.kernel, self.stride, self.padding, strict=True)
-        return (*shape[:2], *[1 + (n + 2 * pad - k) // step for n, k, step, pad in dims])
+        extra = self.extra or (0,) * len(self.kernel)
+        dims = zip(shape[2:], self.kernel, self.stride, self.padding, extra, strict=True)
+        return (*shape[:2], *[1 + (n + 2 * p + more - k) // s for n, k, s, p, more in dims])
 
 
 class Rows(NamedTuple):

@@ -1,5 +1,11 @@
 """Index arithmetic: spans, boxes, cuts, windows, layouts. No torch, no I/O."""
 
+from hyperslab.layout.assembly import (
+    OWN as OWN,
+    Assembly as Assembly,
+    Piece as Piece,
+    cut_out as cut_out,
+)
 from hyperslab.layout.box import Box as Box
 from hyperslab.layout.cuts import Cuts as Cuts, cut_evenly as cut_evenly
 from hyperslab.layout.exchange import (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
+from hyperslab.layout.assembly import OWN, Assembly, Piece, cut_out
 from hyperslab.layout.box import Box
 from hyperslab.layout.grid import Grid
 from hyperslab.layout.layout import Layout, Split
@@ -52,7 +53,7 @@ def _row(parts: Sequence[Box], whole: Box) -> Row | None:
     return Row(dims[0], tuple(sorted(range(len(parts)), key=starts.__getitem__)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Exchange:
     """One rank's part in an exchange of boxes.
 
@@ -77,6 +78,31 @@ class Exchange:
     """Whether all that is owned is wanted."""
     idle: bool
     """Whether no rank of the grid sends anything."""
+
+    @cached_property
+    def sent(self) -> Assembly:
+        """The boxes of the owned piece that others want."""
+        return _cut_out(self.sends)
+
+    @cached_property
+    def returned(self) -> Assembly:
+        """The boxes of the wanted one whose gradients go home."""
+        return _cut_out(self.receives)
+
+    @cached_property
+    def assembled(self) -> Assembly:
+        """The wanted box, of what is here and what is received."""
+        kept = (Piece(OWN, self.kept_from, 0, self.kept_to),) if self.kept else ()
+        shapes = tuple(message.box.shape for message in self.receives)
+        pieces = tuple(
+            Piece(number, tuple(slice(0, size) for size in shape), 0, message.where)
+            for number, (message, shape) in enumerate(zip(self.receives, shapes, strict=True))
+        )
+        return Assembly((self.wanted.shape,), kept + pieces, shapes)
+
+
+def _cut_out(messages: Sequence[Message]) -> Assembly:
+    return cut_out(tuple(m.where for m in messages), tuple(m.box.shape for m in messages))
 
 
 def plan_exchange(grid: Grid, rank: int, source: Layout, wanted: Sequence[Box]) -> Exchange:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from hyperslab.layout.assembly import OWN, Assembly, Piece
 from hyperslab.layout.box import Box
 from hyperslab.layout.exchange import Exchange, output_box_reads, plan_windows
 from hyperslab.layout.grid import Grid
@@ -53,7 +54,7 @@ class Interior:
     """Whether the call makes the rank's outputs and no others."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HaloPlan:
     """How one rank convolves a piece that has an interior."""
 
@@ -63,6 +64,39 @@ class HaloPlan:
     strip_padding: tuple[int, ...]
     min_numel: int
     """Of the smallest piece of any rank."""
+
+    @cached_property
+    def strip_inputs(self) -> Assembly:
+        """What strips are computed from."""
+        own = [
+            Piece(OWN, strip.own.source, number, strip.own.target)
+            for number, strip in enumerate(self.strips)
+            if all(s.start < s.stop for s in strip.own.target)
+        ]
+        halos = self.strip_halos
+        return Assembly(halos.shapes, (*own, *halos.pieces), halos.received)
+
+    @cached_property
+    def strip_halos(self) -> Assembly:
+        """The received inputs of strips."""
+        pieces = (
+            Piece(message, part.source, number, part.target)
+            for number, strip in enumerate(self.strips)
+            for message, part in strip.halo
+        )
+        shapes = tuple(strip.shape for strip in self.strips)
+        received = tuple(message.box.shape for message in self.exchange.receives)
+        return Assembly(shapes, tuple(pieces), received)
+
+    @cached_property
+    def lone_readers(self) -> tuple[Piece, ...] | None:
+        """For each received box the piece of a strip that it is, if it is all of one alone."""
+        shapes = self.strip_halos.received
+        pieces = sorted(self.strip_halos.pieces, key=lambda piece: piece.source)
+        wholes = [
+            (number, tuple(slice(0, size) for size in shape)) for number, shape in enumerate(shapes)
+        ]
+        return tuple(pieces) if [(p.source, p.of) for p in pieces] == wholes else None
 
 
 @lru_cache(maxsize=4096)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from hyperslab.errors import UnsupportedOp
+from hyperslab.kernels.act_pool import activate
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import Layout
 from hyperslab.nn import registry
@@ -53,7 +53,7 @@ class Made:
 
     def activated(self, slope: float) -> Tensor:
         self.versions.check()
-        return _activate(self.piece, slope, in_place=self.in_place)
+        return activate(self.piece, slope, in_place=self.in_place)
 
 
 class Convolved:
@@ -96,7 +96,7 @@ class Convolved:
         if self.was_pooled and (alike := self._alike):
             _used_again.add(alike)
         if slope == 1 or self.made is not None:
-            return _activate(self.plain(), slope, in_place=False)
+            return activate(self.plain(), slope)
         self.versions.check()
         return self.run(slope)
 
@@ -134,14 +134,6 @@ class _Versions:
                     "it, and meanwhile a tensor it needs was written into, past its Slab: write "
                     "into it before, or after the next function of Slabs"
                 )
-
-
-def _activate(piece: Tensor, slope: float, *, in_place: bool) -> Tensor:
-    if slope == 1:
-        return piece
-    if slope == 0:
-        return F.relu(piece, inplace=in_place)
-    return F.leaky_relu(piece, slope, inplace=in_place)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from hyperslab.comm.fetch import add_returned, fetch, post_fetch, post_return
 from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
-from hyperslab.layout import HaloPlan, Strip
+from hyperslab.layout import HaloPlan
 
 MIN_INTERIOR_NUMEL = 1 << 16
 """Smaller pieces are better convolved in one call after the exchange: more calls cost more."""
@@ -22,10 +22,10 @@ MIN_INTERIOR_NUMEL = 1 << 16
 class HaloConv(Function):
     """Posts the halo messages, convolves the interior, waits, convolves the strips.
 
-    Backward: the gradients of received inputs leave first; while they travel, the gradients of the
-    own piece and of the weight are computed. The convolution is linear in its input, so the
-    interior call's gradient counts all but received inputs, and strips that hold only those add
-    the rest.
+    Backward: the gradients of strips come first and those of received inputs leave; while they
+    travel, those of the own piece and of the weight are computed. The convolution is linear in its
+    input, so the interior call's gradient counts all but received inputs, and strips that hold only
+    those add the rest.
     """
 
     @staticmethod
@@ -45,11 +45,7 @@ class HaloConv(Function):
             out = out[plan.interior.output].data  # no view: those cannot be written into
         received = pending.wait()
         ctx.save_for_backward(x, weight, *received)
-        strips = _strip_inputs(plan.strips, x, received)
-        faces.copy_views_(
-            [inputs[strip.own.target] for strip, inputs in zip(plan.strips, strips, strict=True)],
-            [x[strip.own.source] for strip in plan.strips],
-        )
+        strips = faces.assemble(x, received, plan.strip_inputs)
         for strip, inputs in zip(plan.strips, strips, strict=True):
             out[strip.output] = settings.run(inputs, weight, bias, plan.strip_padding)
         return out
@@ -60,25 +56,19 @@ class HaloConv(Function):
             return (*_differentiable_grads(ctx, grad), None, None, None)
         plan, settings, mesh = ctx.plan, ctx.settings, ctx.mesh
         x, weight, *received = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wants = ctx.needs_input_grad[:3]
+        strip_grads = _strip_grads(plan, settings, grad, x, weight, received, wants[:2])
         pending = None
-        if wants_x:
-            returns = _halo_grads(plan, settings, grad, x, weight, received)
+        if wants[0]:
+            returns = _halo_grads(plan, [grads[0] for grads in strip_grads])
             pending = post_return(returns, plan.exchange, x.dtype, mesh)
         call_grad = grad if plan.interior.exact else _call_grad(plan, settings, grad, x, weight)
         grad_x, grad_weight, grad_bias = settings.run_backward(
-            call_grad, x, weight, plan.interior.padding, wants=(wants_x, wants_weight, wants_bias)
+            call_grad, x, weight, plan.interior.padding, wants=wants
         )
         if grad_weight is not None:
-            strips = _strip_inputs(plan.strips, x, received)
-            for strip, inputs in zip(plan.strips, strips, strict=True):
-                grad_weight += settings.run_backward(
-                    grad[strip.output],
-                    inputs,
-                    weight,
-                    plan.strip_padding,
-                    wants=(False, True, False),
-                )[1]
+            for _, more in strip_grads:
+                grad_weight += more
         if pending and grad_x is not None:
             add_returned(grad_x, pending.wait(), plan.exchange)
         return grad_x, grad_weight, grad_bias, None, None, None
@@ -96,41 +86,32 @@ def _differentiable_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     return [*grads, grad.sum((0, *range(2, grad.ndim))) if wants_bias else None]
 
 
-def _strip_inputs(
-    strips: Sequence[Strip], like: Tensor, received: Sequence[Tensor]
-) -> list[Tensor]:
-    """The received inputs of each strip, zero elsewhere."""
-    found = faces.zeros_alike([strip.shape for strip in strips], like)
-    parts = [(i, number, part) for i, strip in enumerate(strips) for number, part in strip.halo]
-    faces.copy_views_(
-        [found[i][part.target] for i, _, part in parts],
-        [received[number][part.source] for _, number, part in parts],
-    )
-    return found
-
-
-def _halo_grads(
+def _strip_grads(
     plan: HaloPlan,
     settings: Settings,
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
     received: Sequence[Tensor],
-) -> list[Tensor]:
+    wants: tuple[bool, bool],
+) -> list[tuple[Any, Any]]:
+    """The gradients of each strip's inputs, and of the weight by those that were received."""
+    if not any(wants):
+        return []
+    inputs = faces.assemble(x, received, plan.strip_halos)
+    return [
+        settings.run_backward(
+            grad[strip.output], strip_inputs, weight, plan.strip_padding, wants=(*wants, False)
+        )[:2]
+        for strip, strip_inputs in zip(plan.strips, inputs, strict=True)
+    ]
+
+
+def _halo_grads(plan: HaloPlan, strip_grads: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the received boxes."""
-    grads = faces.zeros_for([box.shape for box in received], x.dtype, x.device)
-    for strip in plan.strips:
-        strip_grad = settings.run_backward(
-            grad[strip.output],
-            x.new_empty(strip.shape),
-            weight,
-            plan.strip_padding,
-            wants=(True, False, False),
-        )[0]
-        assert strip_grad is not None
-        for number, part in strip.halo:
-            grads[number][part.source].add_(strip_grad[part.target])
-    return grads
+    if plan.lone_readers is not None:
+        return [strip_grads[strip][to] for _, _, strip, to in plan.lone_readers]
+    return faces.received_grads(strip_grads, plan.strip_halos)
 
 
 def _call_grad(

@@ -1,18 +1,21 @@
-"""The Triton kernel that moves boxes of a tensor to and from a buffer; face_tasks.py plans it."""
+"""The Triton kernel that moves boxes between tensors; face_tasks.py says what it is told."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+UNITS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
+"""What is moved as one number, by its bytes."""
 
-@triton.jit(do_not_specialize=["x_start"])
+
+@triton.jit
 def move_boxes(
-    x, buffer, tasks, owners, x_start,
-    doing: tl.constexpr, num_rest: tl.constexpr, num_sources: tl.constexpr, block: tl.constexpr,
+    target, own, received, tasks, owners,
+    unit: tl.constexpr, num_rest: tl.constexpr, num_sources: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
     """Moves one tile of task ``owners[program]``. All but the tile's dims is decoded only once."""
-    width: tl.constexpr = 7 + 2 * num_rest + num_sources * (3 + num_rest)
+    width: tl.constexpr = 9 + 2 * num_rest + num_sources * (3 + num_rest)
     task = tasks + tl.load(owners + tl.program_id(0)).to(tl.int64) * width
     number = tl.program_id(0) - tl.load(task).to(tl.int32)
     num_a, num_b = tl.load(task + 2).to(tl.int32), tl.load(task + 3).to(tl.int32)
@@ -26,8 +29,9 @@ def move_boxes(
     a = (number % blocks) * tile_a + (e >> log)
     number = number // blocks
     inside = (a < num_a) & (b < num_b)
-    here = x_start + tl.load(task + 1) + a * tl.load(task + 5) + b * tl.load(task + 6)
-    task += 7
+    here = tl.load(task + 1) + a * tl.load(task + 5) + b * tl.load(task + 6)
+    origin, fill = tl.load(task + 7), tl.load(task + 8)
+    task += 9
     digits = ()
     for dim in tl.static_range(num_rest):
         size = tl.load(task + 2 * dim).to(tl.int32)
@@ -35,23 +39,26 @@ def move_boxes(
         digits += (number % size,)
         number = number // size
     task += 2 * num_rest
-    if doing == "add":
-        wide: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
-        total = tl.load(x + here, mask=inside, other=0.0)
+    if unit is None:
+        wide: tl.constexpr = tl.float64 if target.dtype.element_ty == tl.float64 else tl.float32
+        total = tl.load(target + here, mask=inside, other=0.0)
     for _ in tl.static_range(num_sources):
         start = tl.load(task)
         there = start + a * tl.load(task + 1) + b * tl.load(task + 2)
         for dim in tl.static_range(num_rest):
             there += digits[dim] * tl.load(task + 3 + dim)
         task += 3 + num_rest
-        exists = inside & (start >= 0)
-        if doing == "pack":
-            tl.store(buffer + there, tl.load(x + here, mask=exists), mask=exists)
-        elif doing == "unpack":
-            tl.store(x + here, tl.load(buffer + there, mask=exists), mask=exists)
-        else:
+        if unit is None:
             # Rounded after each box, as if they were added one by one.
-            piece = tl.load(buffer + there, mask=exists, other=0.0)
+            piece = tl.load(received + there, mask=inside & (start >= 0), other=0.0)
             total = (total.to(wide) + piece.to(wide)).to(total.dtype)
-    if doing == "add":
-        tl.store(x + here, total, mask=inside)
+        else:
+            pointer: tl.constexpr = tl.pointer_type(unit)
+            mine = own.to(pointer, bitcast=True) + there
+            theirs = received.to(pointer, bitcast=True) + there
+            # One of the three is there, and the others are zero.
+            bits = tl.load(mine, mask=inside & (origin == 1), other=0)
+            bits |= tl.load(theirs, mask=inside & (origin == 2), other=0)
+            tl.store(target.to(pointer, bitcast=True) + here, bits | fill.to(unit), mask=inside)
+    if unit is None:
+        tl.store(target + here, total, mask=inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +14,18 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.kernels import act_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
-from hyperslab.layout import Grid, Layout, Window, Windowed, plan_windows
+from hyperslab.layout import (
+    Box,
+    Grid,
+    Layout,
+    Window,
+    Windowed,
+    local_padding,
+    plan_halo,
+    plan_windows,
+)
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
+from hyperslab.nn.halo_pool import PoolPlan, halo_pool, plan_pool
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.rules.pool import as_many, pads_at_start, pool_windows, unpadded
 from hyperslab.nn.rules.spatial import check_extents
@@ -57,20 +67,36 @@ def _fuse_average(
     if ceil_mode or divisor_override is not None:
         return None
     windows = pool_windows(x, kernel_size, stride, padding, ceil=False)
-    found = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, windows, count_include_pad)
-    return None if found is None else _run(function, x, *found, fill=0.0)
+    plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, windows, count_include_pad)
+    return None if plan is None else _run(function, x, plan)
+
+
+class _Plan(NamedTuple):
+    """How one rank pools."""
+
+    pool: Pool
+    """Of what it fetches."""
+    windowed: Windowed
+    fill: float
+    """What is fetched from outside the tensor."""
+    halo: PoolPlan | None
+    """How to do without fetching all, where there is an interior and something is sent."""
 
 
 @lru_cache(maxsize=1024)
 def _plan_average(
     grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...], count_include_pad: bool
-) -> tuple[Pool, Windowed] | None:
-    splits = layout.splits[2:]
-    if not count_include_pad and any(splits):  # here padding is data along split dims
+) -> _Plan | None:
+    if not count_include_pad and any(layout.splits[2:]):  # here padding is data along split dims
         return None
-    pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
-    pool = Pool("avg", *_sizes(windows), tuple(pads), count_include_pad)
-    return pool, plan_windows(grid, rank, layout, (None, None, *windows))
+
+    def pool(pads: Sequence[int]) -> Pool:
+        return Pool("avg", *_sizes(windows), tuple(pads), count_include_pad)
+
+    def pads(outputs: Box) -> tuple[int, ...]:
+        return local_padding(layout, windows)
+
+    return _plan(grid, rank, layout, windows, pool, pads, 0.0)
 
 
 def _fuse_maximum(
@@ -86,41 +112,70 @@ def _fuse_maximum(
     windows = pool_windows(x, kernel_size, stride, padding, dilation, ceil=False)
     if ceil_mode or return_indices or any(w.dilation != 1 for w in windows):
         return None
-    pool, planned = _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, windows)
-    return _run(function, x, pool, planned, fill=-math.inf)
+    return _run(function, x, _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, windows))
 
 
 @lru_cache(maxsize=1024)
-def _plan_maximum(
-    grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...]
-) -> tuple[Pool, Windowed]:
+def _plan_maximum(grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...]) -> _Plan:
     starts = unpadded(windows)
-    planned = plan_windows(grid, rank, layout, (None, None, *starts))
-    pads = pads_at_start(layout, starts, planned)
-    return Pool("max", *_sizes(windows), tuple(pads)), planned
+
+    def pool(pads: Sequence[int]) -> Pool:
+        return Pool("max", *_sizes(windows), tuple(pads))
+
+    def pads(outputs: Box) -> list[int]:
+        return pads_at_start(layout, starts, outputs)
+
+    return _plan(grid, rank, layout, starts, pool, pads, -math.inf)
+
+
+def _plan(
+    grid: Grid,
+    rank: int,
+    layout: Layout,
+    windows: tuple[Window, ...],
+    pool: Callable[[Sequence[int]], Pool],
+    pads: Callable[[Box], Sequence[int]],
+    fill: float,
+) -> _Plan:
+    """``pool`` is that with some padding, ``pads`` what is not fetched for some outputs."""
+    windowed = plan_windows(grid, rank, layout, (None, None, *windows))
+    halo = None if windowed.exchange.idle else plan_halo(grid, rank, layout, windows)
+    found = None if halo is None else plan_pool(halo, windows, windowed.box, pool, pads, fill)
+    return _Plan(pool(pads(windowed.box)), windowed, fill, found)
 
 
 def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(w.kernel for w in windows), tuple(w.stride for w in windows)
 
 
-def _run(
-    function: Callable[..., Any], x: Slab, pool: Pool, planned: Windowed, *, fill: float
-) -> Slab | None:
-    """The pooled Slab, or None where this rank has no kernel for it."""
-    check_extents(function, x, planned.output)
-    is_whole = planned.exchange.idle and planned.exchange.stays and bool(planned.box)
-    out = pooled(x, pool) if is_whole else None
+def _run(function: Callable[..., Any], x: Slab, plan: _Plan) -> Slab | None:
+    """The pooled Slab, or None where this rank has no kernel for it.
+
+    What travels between ranks is activated: not all may have one.
+    """
+    box, exchange, output = plan.windowed.box, plan.windowed.exchange, plan.windowed.output
+    check_extents(function, x, output)
+    if not box:
+        return None
+    out = pooled(x, plan.pool) if exchange.idle and exchange.stays else None
+    if out is None and plan.halo:
+        out = _run_halo(x, plan.halo)
     if out is None:
-        # Not all ranks may have one: what travels between them is activated.
-        piece, slope = unactivated(x) if planned.exchange.idle else (x.local, 1.0)
-        if not act_pool.is_supported(piece, slope, pool) or not planned.box:
+        piece, slope = unactivated(x) if exchange.idle else (x.local, 1.0)
+        if not act_pool.is_supported(piece, slope, plan.pool):
             return None
-        window: Tensor = fetch(piece, planned.exchange, x.mesh, fill=fill)
-        if window is not piece and not act_pool.is_supported(window, slope, pool):
+        window: Tensor = fetch(piece, exchange, x.mesh, fill=plan.fill)
+        if window is not piece and not act_pool.is_supported(window, slope, plan.pool):
             window = window.contiguous()
-        out = act_pool.activate_and_pool(window, slope, pool)
-    return Slab(as_many(out, planned.box.shape), planned.output, x.mesh)
+        out = act_pool.activate_and_pool(window, slope, plan.pool)
+    return Slab(as_many(out, box.shape), output, x.mesh)
+
+
+def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:
+    piece, slope = unactivated(x)
+    if not act_pool.is_supported(piece, slope, plan.interior):
+        return None
+    return halo_pool(piece, slope, plan, x.mesh)
 
 
 for _num_dims in (2, 3):

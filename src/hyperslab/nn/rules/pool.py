@@ -18,6 +18,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.kernels.indices import global_indices
 from hyperslab.kernels.pool import avg_pool as local_avg_pool, max_pool as local_max_pool
 from hyperslab.layout import (
+    Box,
     Layout,
     Span,
     UnpaddedStart,
@@ -127,7 +128,7 @@ def _make_max_pool(num_dims: int) -> None:
         lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
         window, planned = _fetch_window(function, x, windows, lowest)
         if planned.box:
-            pads = pads_at_start(x.layout, windows, planned)
+            pads = pads_at_start(x.layout, windows, planned.box)
             args = (window, kernel_size, stride, pads, dilation, ceil_mode)
             found = local_max_pool(*args, return_indices)
             out, indices = found if return_indices else (found, found)
@@ -155,13 +156,10 @@ def _make_max_pool(num_dims: int) -> None:
         return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
 
-def pads_at_start(source: Layout, windows: Sequence[UnpaddedStart], planned: Windowed) -> list[int]:
+def pads_at_start(source: Layout, windows: Sequence[UnpaddedStart], outputs: Box) -> list[int]:
     """What the local pool pads: before the tensor's start, and the whole of dims that are whole."""
-    spans = planned.box.spans[2:]
-    return [
-        w.padding_before(span) if split else w.padding
-        for w, span, split in zip(windows, spans, source.splits[2:], strict=True)
-    ]
+    dims = zip(windows, outputs.spans[2:], source.splits[2:], strict=True)
+    return [w.padding_before(span) if split else w.padding for w, span, split in dims]
 
 
 def as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
