@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
@@ -93,6 +94,12 @@ def check_no_transform(mesh: Mesh | None) -> None:
 
 def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
     """``x``, whose gradient becomes the mean of those of all ranks."""
+    if mesh.num_ranks > 1 and x.layout != torch.strided:
+        raise UnsupportedOp(
+            f"a tensor of layout {x.layout} that wants a gradient cannot meet Slabs on "
+            f"{mesh.grid.describe()}: its gradient would be one rank's part; detach it, or make "
+            "it a parameter of the parallelized module"
+        )
     return _Mean.apply(x, mesh) if mesh.num_ranks > 1 else x  # type: ignore[no-untyped-call]
 
 
