@@ -4,7 +4,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
 import hyperslab as hs
 from hyperslab.nn import halo_conv
@@ -64,3 +66,35 @@ def _check_gradient_penalty(axes, name, cuts=None):
 @pytest.mark.ranks(2)
 def test_a_rank_without_outputs_takes_part():
     _check_gradient_penalty({"width": 2}, "conv, in the middle", {"width": [0, 5, 6]})
+
+
+LAYERS = {"conv": lambda: nn.Conv2d(2, 2, 3, padding=1), "batch norm": lambda: nn.BatchNorm2d(2)}
+
+
+class Twice(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x)))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_that_is_used_twice_has_the_gradients_of_one_process_with_a_graph(name):
+    mesh, grads = hs.init(height=2, device="cpu"), []
+    for parallel in (False, True):
+        torch.manual_seed(0)
+        net, x = Twice(LAYERS[name]()).double(), seeded(2, 2, 11, 8)
+        net.layer.weight.data += 0.3
+        weights = [*net.parameters()]
+        given = hs.shard(x, mesh) if parallel else x
+        with patch.object(halo_conv, "MIN_INTERIOR_NUMEL", 0):
+            out = (hs.parallelize(net, mesh) if parallel else net)(given)
+            loss = (out * seeded(*out.shape, seed=1)).sum()
+            grads.append(torch.autograd.grad(loss, weights, create_graph=True))
+    for ours, serial in zip(*reversed(grads), strict=True):
+        mean = ours.detach() / mesh.num_ranks
+        dist.all_reduce(mean)
+        torch.testing.assert_close(mean, serial.detach())

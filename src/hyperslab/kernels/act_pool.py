@@ -126,6 +126,7 @@ class Call(NamedTuple):
     def run_backward(self, grad: Tensor, kept: Tensor | None) -> Tensor:
         """The gradient of y, which nobody else holds."""
         pool, last = self.pool, self.memory_format
+        grad = grad.clone() if grad._is_zerotensor() else grad  # which has no memory
         grad = grad.contiguous(memory_format=last)
         out = torch.empty(self.shape, dtype=grad.dtype, device=grad.device, memory_format=last)
         rows = rows_of(self.shape, last, pool)

@@ -88,6 +88,7 @@ def _differentiable_backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients, by functions that have gradients themselves."""
     moments: Moments = ctx.moments
+    x, weight = x.view_as(x), None if weight is None else weight.view_as(weight)  # of this use only
     out = standardize(x, moments, ctx.eps, ctx.mesh, inner=weight is not None)[0]
     if weight is not None:
         out = out * weight.to(x.dtype).view(-1, *[1] * (x.ndim - 2))

@@ -76,7 +76,7 @@ class HaloConv(Function):
 
 def _differentiable_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """The gradients of input, weight and bias with a graph of their own: nothing is hidden."""
-    x, weight, *_ = ctx.saved_tensors
+    x, weight = (t.view_as(t) for t in ctx.saved_tensors[:2])  # of this use only: x may need weight
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
     window = fetch(x, ctx.plan.exchange, ctx.mesh)
     out = ctx.settings.run(window, weight, None, ctx.plan.strip_padding)

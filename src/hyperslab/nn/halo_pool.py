@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.comm.fetch import add_returned, post_pieces, post_return
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.messages import plain_memory
 from hyperslab.kernels import act_pool, faces
 from hyperslab.kernels.act_pool import Call, activate, activation_grad
 from hyperslab.kernels.act_pool_plan import Pool
@@ -129,6 +130,7 @@ class _HaloPool(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan, halo, slope = ctx.plan, ctx.plan.halo, ctx.call.slope
+        grad = plain_memory(grad)
         num_strips, num_sent = len(halo.strips), len(halo.exchange.sends)
         kept, *others = ctx.saved_tensors
         kept_of_strips, activated = others[:num_strips], others[num_strips:]
