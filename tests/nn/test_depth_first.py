@@ -401,7 +401,6 @@ def test_tiles_take_the_kernels_that_a_single_rank_takes():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tiles_by_fused_kernels_on_a_gpu():
     block = functools.partial(ConvBlock, num_pools=1, batch_norm=False)
     found = []

@@ -177,7 +177,6 @@ def compare_on_gpu(network):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_kernels_pool_pieces_with_halos_on_a_gpu():
     with Team(2, timeout_seconds=120) as team:
         for network in (BORDERS, CORNERS, BORDERS._replace(slope=None)):

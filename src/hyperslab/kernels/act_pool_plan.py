@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from hyperslab.kernels.launch import power_of_two
+
 Triple = tuple[int, int, int]
 
 
@@ -73,7 +75,7 @@ class Rows(NamedTuple):
     def bits(self) -> int:
         """That the signs of a cell take: bytes begin where blocks of channels do."""
         if self.channels < BYTE:
-            return _power_of_two(self.channels)
+            return power_of_two(self.channels)
         return math.ceil(self.channels / BYTE) * BYTE
 
     @property
@@ -124,10 +126,10 @@ def forward_cut(rows: Rows, itemsize: int, tuning: Tuning) -> Cut:
     """Programs that go down planes of outputs, each a few rows by some cells by some channels."""
     owners = rows.owners
     lanes, cols = _block(rows.channels, rows.outputs[2], tuning.row_bytes // itemsize)
-    held = min(tuning.rows, _power_of_two(rows.outputs[1]))
+    held = min(tuning.rows, power_of_two(rows.outputs[1]))
     groups, blocks = math.ceil(owners[1] / held), math.ceil(owners[2] / cols)
     at_once = rows.samples * groups * blocks * math.ceil(rows.channels / lanes)
-    planes = min(tuning.planes, _power_of_two(rows.outputs[0]))
+    planes = min(tuning.planes, power_of_two(rows.outputs[0]))
     while planes > 1 and at_once * math.ceil(rows.outputs[0] / planes) < PROGRAMS:
         planes //= 2
     chunks = math.ceil(rows.outputs[0] / planes)
@@ -152,8 +154,8 @@ def backward_cut(rows: Rows, itemsize: int, tuning: Tuning) -> Cut:
 
 def _block(channels: int, width: int, numbers: int) -> tuple[int, int]:
     """Channels and cells of a block: whole sectors of memory, and few of them outside."""
-    lanes = math.gcd(channels, 64) if channels % 16 == 0 else min(64, _power_of_two(channels))
-    cols = min(_power_of_two(width), numbers // lanes)
+    lanes = math.gcd(channels, 64) if channels % 16 == 0 else min(64, power_of_two(channels))
+    cols = min(power_of_two(width), numbers // lanes)
     return lanes, max(cols, BYTE // lanes, 1)
 
 
@@ -162,10 +164,6 @@ def _options(lanes: int, cols: int, itemsize: int, tuning: Tuning) -> dict[str, 
     numbers = 16 // itemsize if lanes >= BYTE else 2
     warps = max(1, min(tuning.warps, lanes * cols // numbers // 32))
     return {"num_warps": warps} | ({"maxnreg": tuning.registers} if tuning.registers else {})
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 def _three(sizes: list[int] | tuple[int, ...], between: int) -> Triple:

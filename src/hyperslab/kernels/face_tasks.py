@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.launch import Launch, power_of_two
 
 Strides = tuple[int, ...]
 BLOCK = 1024
@@ -61,8 +61,8 @@ class Task(NamedTuple):
         """Binary logarithm of a tile's size along ``b``."""
         if abs(self.a.source_strides[0]) < abs(self.b.source_strides[0]):
             # All of a, so that what is fetched is used.
-            return (BLOCK // min(_power_of_two(self.a.size), 32)).bit_length() - 1
-        return min(BLOCK, _power_of_two(self.b.size)).bit_length() - 1
+            return (BLOCK // min(power_of_two(self.a.size), 32)).bit_length() - 1
+        return min(BLOCK, power_of_two(self.b.size)).bit_length() - 1
 
     @property
     def num_programs(self) -> int:
@@ -165,7 +165,3 @@ def _roles(dims: list[Dim], num_sources: int) -> tuple[Dim, Dim, tuple[Dim, ...]
     nearest = min(others, key=lambda dim: abs(dim.source_strides[0]))
     a = nearest if abs(nearest.source_strides[0]) < abs(b.source_strides[0]) else others[-1]
     return a, b, tuple(dim for dim in reversed(others) if dim is not a)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()

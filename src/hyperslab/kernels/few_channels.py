@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out, power_of_two
-from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out
+from hyperslab.kernels.launch import Launch, power_of_two
 from hyperslab.kernels.memory import channels_last
 from hyperslab.kernels.packed import Geometry, Packed, pack
 

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.launch import Launch, power_of_two
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,6 @@ class Shape:
             "BLOCK_K": self.block_k,
             "BLOCK_F": self.block_f,
         }
-
-
-def power_of_two(number: int) -> int:
-    """The smallest that is not less than ``number``."""
-    return 1 << (number - 1).bit_length()
 
 
 def lay_out(weight: Tensor, shape: Shape, *, turned: bool = False) -> Tensor:

@@ -55,3 +55,8 @@ class Launch:
         found = self.kernel[self.grid](*tensors, *self.numbers, **self.named)
         if found is not None:  # as it is in the interpreter
             self.compiled[kinds] = found[self.grid]
+
+
+def power_of_two(number: int) -> int:
+    """The smallest that is not less than ``number``."""
+    return 1 << (number - 1).bit_length()

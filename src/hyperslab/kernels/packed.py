@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.laid_out import Shape, in_three_dims, power_of_two
-from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.laid_out import Shape, in_three_dims
+from hyperslab.kernels.launch import Launch, power_of_two
 from hyperslab.kernels.memory import empty_channels_last
 
 MIN_CHANNELS_UNPACKED = 8

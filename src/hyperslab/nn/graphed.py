@@ -36,6 +36,7 @@ from hyperslab.nn.replay.replayable import CannotReplayError, check_output, chec
 from hyperslab.nn.replay.turn import Turn
 from hyperslab.nn.replay.used import note_used
 from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.untouched import HOOKS
 
 _log = logging.getLogger("hyperslab")
 
@@ -47,8 +48,6 @@ MOST_TRIES = 3
 
 PASSES_BETWEEN = 50
 """How many passes lie between them: memory may be free again then."""
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def check_graphs(mesh: Mesh) -> None:
@@ -187,7 +186,7 @@ class Graphed:
             if is_compiled or isinstance(part, ScriptModule | FSDPModule):
                 raise CannotReplayError("a part of it is compiled, or its weights are sharded")
         for part in parts[1:]:
-            if any(getattr(part, name, None) for name in _HOOKS):
+            if any(getattr(part, name, None) for name in HOOKS):
                 raise CannotReplayError(f"its {type(part).__name__} has hooks")
         if any(chain.picked for chain in self._chains):
             raise CannotReplayError("a part of it is computed depth first")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     kept = [(table, dict(table)) for table in tables]
     held = [(each, each.copy()) for table in tables for each in table.values() if _holds(each)]
     for table in tables:
-        table.update({name: OrderedDict() for name in _HOOKS})
+        table.update({name: OrderedDict() for name in HOOKS})
     try:
         with same_draws():
             yield
