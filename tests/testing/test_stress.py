@@ -26,7 +26,7 @@ def test_random_networks_give_the_numbers_of_one_process_on_random_meshes():
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried():
-    first, second = stress(range(2), timeout_seconds=1e-3)
+    first, second = stress(range(2), timeout_seconds=0)
     assert (first.seed, first.verdict) == (0, "wrong")
     assert second.seed == 1
     assert isinstance(second, Outcome)
