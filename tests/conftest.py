@@ -7,6 +7,9 @@ argument of the test, asks for. The test's module is loaded there, and its argum
 State lives on from one test to the next: what a test changes, it must restore. After a failure the
 next test gets new processes.
 
+``make test`` leaves out what is marked ``slow``, and of a test marked ``every(4)`` all cases but
+each fourth; ``make test-all`` runs the rest.
+
 Hypothesis draws the same examples in every run, so that a verdict does not change by itself.
 ``make fuzz`` looks for new ones.
 """
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,6 +54,18 @@ def _team(num_ranks):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ranks(num): runs on live processes, see tests/conftest.py")
+    config.addinivalue_line("markers", "every(n): of n cases only the first is not slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    seen = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 def pytest_runtest_setup(item):
