@@ -96,7 +96,7 @@ def check(case, dtype):
         assert error(grad_x, exact.grad) < ROUNDING[dtype]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(7)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_outputs_and_gradients_are_those_of_a_plain_convolution(case):
     check(case, torch.float32)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm import last_words
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module

@@ -59,9 +59,7 @@ def numbers(preset, files, folder, axes):
     return losses | {k: v for k, v in scores.items() if isinstance(v, float) and k != "time"}
 
 
-PRESETS = [
-    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL
-]
+PRESETS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
 
 
 @pytest.fixture(scope="module")
