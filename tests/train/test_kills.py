@@ -92,7 +92,7 @@ def train(folder, name, *arguments, blow=None):
     command += ["--set", f"run.folder={name}", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "BLOW": json.dumps(blow)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    return done.returncode, done.stderr
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_run_that_is_killed_thrice_and_stopped_once_ends_with_the_same_weights(folder):
