@@ -4,27 +4,30 @@ PYTHON ?= python3
 ARGS ?=
 READY := .venv/.ready
 
-.PHONY: demo test check clean test-library test-programs
+JOBS ?= 2
+
+.PHONY: demo test test-all fuzz bench check clean
 
 demo: $(READY)
 	@.venv/bin/python examples/demo.py $(ARGS)
 
-# All tests, in two halves that take as long; with ARGS those that it chooses.
-PYTEST := .venv/bin/pytest -m "not gpu"
-PROGRAMS := tests/benchmarks tests/cli tests/docs tests/examples tests/test_readme.py tests/testing tests/train
+PYTEST := .venv/bin/pytest --quiet --numprocesses=$(JOBS) --dist=worksteal
 
+# The quick tests, with the same examples and so the same verdict every time.
 test: $(READY)
-ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-library test-programs
-else
-	@$(PYTEST) $(ARGS)
-endif
+	@$(PYTEST) -m "not gpu and not slow" $(ARGS)
 
-test-library: $(READY)
-	@$(PYTEST) $(addprefix --ignore=,$(PROGRAMS))
+# The quick tests, then those that are marked slow.
+test-all: test
+	@$(PYTEST) -m "slow and not gpu" $(ARGS)
 
-test-programs: $(READY)
-	@$(PYTEST) $(PROGRAMS)
+# Looks for new failing examples: make fuzz ARGS="--seconds 600".
+fuzz: $(READY)
+	@.venv/bin/python benchmarks/fuzz.py $(ARGS)
+
+# The quick benchmarks with their bars.
+bench: $(READY)
+	@.venv/bin/python benchmarks/bars.py $(ARGS)
 
 check: $(READY)
 	@.venv/bin/ruff check

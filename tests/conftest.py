@@ -1,9 +1,17 @@
-"""Tests marked ``ranks`` run on processes that live until the session ends.
+"""How tests run: on ranks, with the same examples every time, the slow ones apart.
+
+Tests marked ``ranks`` run on processes that live until the session ends.
 
 ``ranks(2)`` runs the test on two of them; ``ranks`` alone on as many as the mesh ``axes``, an
 argument of the test, asks for. The test's module is loaded there, and its arguments are pickled.
 State lives on from one test to the next: what a test changes, it must restore. After a failure the
 next test gets new processes.
+
+``make test`` leaves out what is marked ``slow``, and of a test marked ``every(4)`` all cases but
+each fourth; ``make test-all`` runs the rest.
+
+Hypothesis draws the same examples in every run, so that a verdict does not change by itself.
+``make fuzz`` looks for new ones.
 """
 
 import gc
@@ -15,10 +23,12 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from hyperslab.testing import Team
 
@@ -28,18 +38,34 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which a process knows that it is one of several."""
 
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("fuzz", deadline=None, database=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPERSLAB_EXAMPLES", "repeatable"))
+
 _stack = ExitStack()
 _teams = {}
 
 
 def _team(num_ranks):
     if num_ranks not in _teams:
-        _teams[num_ranks] = _stack.enter_context(Team(num_ranks, timeout_seconds=60))
+        _teams[num_ranks] = _stack.enter_context(Team(num_ranks, timeout_seconds=300))
     return _teams[num_ranks]
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "ranks(num): runs on live processes, see tests/conftest.py")
+    config.addinivalue_line("markers", "every(n): of n cases only the first is not slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    seen = Counter()
+    for item in items:
+        if marker := item.get_closest_marker("every"):
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 def pytest_runtest_setup(item):

@@ -29,6 +29,7 @@ SMALL = {
 ELSEWHERE = {"kill.py"}  # tests/train/test_kills.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script", sorted({path.name for path in BENCHMARKS.glob("*.py")} - ELSEWHERE)
 )

@@ -112,6 +112,7 @@ def test_a_gpu_that_torch_cannot_use_is_a_failure(monkeypatch):
     assert checkup.check_gpus() == [Check("GPU", False, "the driver is too old (found 11.4)")]
 
 
+@pytest.mark.slow
 def test_the_real_doctor_under_a_launcher_ignores_its_ranks():
     environ = os.environ | {
         "RANK": "0",

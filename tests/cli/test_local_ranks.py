@@ -15,6 +15,24 @@ from hyperslab.cli.rank_errors import RankError, first_cause, stopped_by
 
 WAIT = "import os, signal, sys, time; rank = int(os.environ['RANK'])\n"
 
+MEET = """
+def arrive():
+    with open(f"{rank}.tmp", "w") as file: file.write(str(os.getpid()))
+    os.rename(f"{rank}.tmp", f"{rank}.pid")
+
+def wait_for(other):
+    while not os.path.exists(f"{other}.pid"): time.sleep(0.01)
+    return int(open(f"{other}.pid").read())
+
+def wait_for_end_of(other):
+    pid = wait_for(other)
+    while True:
+        try: os.kill(pid, 0)
+        except ProcessLookupError: return  # whoever watches it has seen its end
+        time.sleep(0.01)
+"""
+"""For ranks that wait for each other in the working folder."""
+
 
 def ranks(program, num_ranks=2, **how):
     """Runs ``program``, as Python, on so many ranks."""
@@ -25,7 +43,7 @@ def endings(program, num_ranks=2, **how):
     return [(e.rank, e.code) for e in ranks(program, num_ranks, **how).endings]
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -36,6 +54,11 @@ def is_alive(pid):
     with suppress(FileNotFoundError):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     return False
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 # Starting
@@ -74,19 +97,19 @@ def test_the_exit_code_of_a_run_that_can_go_on_passes_through():
     assert {ending.code for ending in outcome.endings} == {75}
 
 
-def test_when_a_rank_dies_the_others_have_a_while_to_end_of_themselves():
-    program = "os.kill(os.getpid(), 9) if rank else (time.sleep(0.3), sys.exit(1))"
-    assert endings(program) == [(1, -9), (0, 1)]
+def test_when_a_rank_dies_the_others_have_a_while_to_end_of_themselves(own_folder):
+    program = "if rank: arrive(); os.kill(os.getpid(), 9)\nwait_for_end_of(1); sys.exit(1)"
+    assert endings(MEET + program) == [(1, -9), (0, 1)]
 
 
-def test_who_does_not_end_is_asked_then_killed(monkeypatch):
-    monkeypatch.setattr(local_ranks, "KILL_SECONDS", 0.3)
+def test_who_does_not_end_is_asked_then_killed(monkeypatch, own_folder):
+    monkeypatch.setattr(local_ranks, "KILL_SECONDS", 1.0)
     program = (
-        "if rank == 0: sys.exit(3)\n"
+        "if rank == 0: wait_for(1); wait_for(2); sys.exit(3)\n"
         "if rank == 2: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "time.sleep(60)"
+        "arrive(); time.sleep(600)"
     )
-    outcome = ranks(program, 3, grace_seconds=0.5)
+    outcome = ranks(MEET + program, 3, grace_seconds=0.1)
     assert [(e.rank, e.code, e.was_asked) for e in outcome.endings] == [
         (0, 3, False),
         (1, -signal.SIGTERM, True),
@@ -95,8 +118,9 @@ def test_who_does_not_end_is_asked_then_killed(monkeypatch):
     assert first_cause(outcome, []).startswith("rank 0 ended with exit code 3")
 
 
-def test_a_rank_that_has_done_its_work_does_not_hurry_the_others():
-    assert endings("time.sleep(0.5 * rank)", grace_seconds=0.01) == [(0, 0), (1, 0)]
+def test_a_rank_that_has_done_its_work_does_not_hurry_the_others(own_folder):
+    program = "arrive()\nif rank: wait_for_end_of(0); time.sleep(0.1)"
+    assert endings(MEET + program, grace_seconds=0.01) == [(0, 0), (1, 0)]
 
 
 # Signals

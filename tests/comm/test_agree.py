@@ -6,7 +6,7 @@ import pytest
 import hyperslab as hs
 from hyperslab.comm.agree import agree, agree_on
 
-init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 
 
 class ShortError(ValueError):

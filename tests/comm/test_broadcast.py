@@ -9,7 +9,7 @@ from hyperslab.comm import broadcast
 from hyperslab.comm.broadcast import broadcast_
 from hyperslab.testing import seeded
 
-init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 
 
 def tensors(rank):

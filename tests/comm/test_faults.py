@@ -18,13 +18,15 @@ import hyperslab as hs
 from hyperslab.comm import last_words
 from hyperslab.testing import Team, seeded
 
-TIMEOUT_SECONDS = 2.0
-SLACK_SECONDS = 20.0
+PATIENT_SECONDS = 100
+"""No rank waits as long: who dies is missed at once."""
+HASTY_SECONDS = 4
+"""What others wait for a rank that lives and does not answer."""
 SHAPE = (2, 2, 12, 5)
 
 
-def init(**axes):
-    return hs.init(**axes, device="cpu", timeout_seconds=TIMEOUT_SECONDS)
+def init(timeout_seconds=PATIENT_SECONDS, **axes):
+    return hs.init(**axes, device="cpu", timeout_seconds=timeout_seconds)
 
 
 class Net(nn.Module):
@@ -55,35 +57,34 @@ def leave_by_error():
 
 
 def hang():
-    time.sleep(TIMEOUT_SECONDS + 1)
+    time.sleep(HASTY_SECONDS + 1)
 
 
 LEAVING = [leave_by_exit, leave_by_kill, leave_by_error]
 
 
 def caught(function):
-    """The error that ``function`` ends with, as a type and text, and after how many seconds."""
-    start = time.monotonic()
+    """The error that ``function`` ends with, as a type and text."""
     try:
         function()
     except Exception as error:  # noqa: BLE001 - whatever it is, the test shall see it
-        return type(error).__name__, str(error), time.monotonic() - start
-    return "nothing", "", time.monotonic() - start
+        return type(error).__name__, str(error)
+    return "nothing", ""
 
 
 def run_with_a_loss(body, num_ranks, lost, **kwargs):
     """The errors of the ranks that are left when rank ``lost`` dies in ``body``."""
-    with Team(num_ranks, timeout_seconds=30) as team:
+    with Team(num_ranks) as team:
         return [each for each in team.run(body, lost=lost, may_die=[lost], **kwargs) if each]
 
 
-def assert_told(errors, num_ranks, words):
+def assert_told(errors, num_ranks, words, timeout_seconds=PATIENT_SECONDS):
+    why = f"another rank died, raised an error or did not answer within {timeout_seconds} s"
     assert len(errors) == num_ranks
-    for kind, text, seconds in errors:
+    for kind, text in errors:
         assert kind == "CommError", (kind, text)
         assert words in text
-        assert "another rank died, raised an error or did not answer within 2 s" in text
-        assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
+        assert why in text
 
 
 # A rank dies
@@ -111,7 +112,7 @@ def train(mesh, leave, where):
 
 def train_and_lose(lost, how, where, axes):
     last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
-    mesh = init(**axes)
+    mesh = init(HASTY_SECONDS if how is hang else PATIENT_SECONDS, **axes)
     return caught(lambda: train(mesh, how if mesh.rank == lost else lambda: None, where))
 
 
@@ -136,7 +137,8 @@ def test_whenever_a_rank_dies_all_others_stop_with_words(where, lost):
 @pytest.mark.parametrize("how", [leave_by_kill, hang])
 def test_a_rank_that_is_lost_while_gradients_are_averaged_is_missed_by_all(how):
     errors = run_with_a_loss(train_and_lose, 2, lost=1, how=how, where="in backward", axes={})
-    assert_told(errors[:1], 1, "rank 0 lost contact while averaging gradients")
+    timeout_seconds = HASTY_SECONDS if how is hang else PATIENT_SECONDS
+    assert_told(errors[:1], 1, "rank 0 lost contact while averaging gradients", timeout_seconds)
 
 
 def exchange_and_lose(lost, what):
@@ -174,17 +176,16 @@ def test_the_words_say_what_was_being_done(what, words):
 
 
 def test_a_rank_that_died_is_missed_when_another_mesh_is_made():
-    [(kind, text, seconds)] = run_with_a_loss(exchange_and_lose, 2, lost=1, what="init")
+    [(kind, text)] = run_with_a_loss(exchange_and_lose, 2, lost=1, what="init")
     assert kind == "CommError"
-    assert "rank 0 did not meet the others within 2 s: another rank died" in text
-    assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
+    assert f"rank 0 did not meet the others within {PATIENT_SECONDS} s: another rank died" in text
 
 
 # A rank hangs
 
 
 def exchange_with_a_sleeper(what):
-    mesh = init(height=2)
+    mesh = init(HASTY_SECONDS, height=2)
     x = hs.shard(seeded(*SHAPE), mesh)
     if mesh.rank == 1:
         hang()
@@ -192,11 +193,12 @@ def exchange_with_a_sleeper(what):
     return caught(lambda: [run() for _ in range(2)])
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("what", ["halo", "sum"])
 def test_a_rank_that_sleeps_too_long_is_not_waited_for(what):
-    with Team(2, timeout_seconds=30) as team:
+    with Team(2) as team:
         errors = team.run(exchange_with_a_sleeper, what)
-    assert_told(errors, 2, "lost contact while")
+    assert_told(errors, 2, "lost contact while", HASTY_SECONDS)
 
 
 # A rank does not come
@@ -205,21 +207,21 @@ def test_a_rank_that_sleeps_too_long_is_not_waited_for(what):
 def init_without(missing, how):
     rank = int(os.environ["RANK"])
     if rank != missing:
-        return caught(lambda: init(height=2))
+        return caught(lambda: init(HASTY_SECONDS, height=2))
     if how == "error":
         with pytest.raises(hs.ConfigError, match="height=3 needs 3 ranks, but there are 2"):
             init(sample=1, height=3)
     return None
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("missing", "how"), [(0, "absent"), (1, "error")])
 def test_a_rank_that_does_not_come_is_not_waited_for(missing, how):
-    with Team(2, timeout_seconds=30) as team:
-        kind, text, seconds = team.run(init_without, missing, how)[1 - missing]
+    with Team(2) as team:
+        kind, text = team.run(init_without, missing, how)[1 - missing]
     assert kind == "CommError"
     assert f"rank {1 - missing} of 2 did not meet the others at 127.0.0.1:" in text
-    assert "within 2 s: a rank died, raised an error or was not started" in text
-    assert seconds < TIMEOUT_SECONDS + SLACK_SECONDS
+    assert f"within {HASTY_SECONDS} s: a rank died, raised an error or was not started" in text
 
 
 # Whole programs
@@ -270,10 +272,12 @@ def run_program(tmp_path, fault):
     return [process.returncode for process in processes], errors
 
 
+@pytest.mark.slow
 def test_a_program_that_is_well_ends_well(tmp_path):
     assert run_program(tmp_path, "pass") == ([0, 0], ["", ""])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "exit_code"),
     [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("raise ValueError('bad')", 1)],

@@ -11,7 +11,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import seeded
 
-init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 MESHES = [
     {"width": 2},
     {"height": 3},

@@ -13,7 +13,7 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import AXES
 from hyperslab.testing import Team
 
-init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 
 
 def test_alone_a_mesh_has_one_rank_and_needs_no_process_group():

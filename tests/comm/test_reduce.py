@@ -8,7 +8,7 @@ import hyperslab as hs
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 from hyperslab.testing import seeded
 
-init = functools.partial(hs.init, device="cpu", timeout_seconds=20)
+init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 AXES = [(), ("sample",), ("height",), ("sample", "height"), ("depth", "height")]
 
 

@@ -60,7 +60,15 @@ def run_console(run_python, text, folder):
             assert error in done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [
+        "data.md",
+        "speed.md",
+        pytest.param("quickstart.md", marks=pytest.mark.slow),
+        pytest.param("your-own.md", marks=pytest.mark.slow),
+    ],
+)
 def test_the_page_runs(page, tmp_path, run_python):
     program = []
     for kind, text in blocks(page):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from click.testing import CliRunner
 
 from hyperslab.cli.main import main
@@ -24,6 +25,7 @@ def run_demo(folder, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.slow
 def test_the_demo_learns_sigma_8_on_two_ranks_and_draws_what_it_learned(tmp_path):
     done = run_demo(tmp_path, *SMALL)
     assert done.returncode == 0, done.stderr

@@ -70,7 +70,7 @@ def test_any_box_of_any_grid(tmp_path, shape, chunk_shape, hole, dtype, compress
     array = numbered(shape, "uint8").astype(dtype)
     reader = stored_array(tmp_path / "a", array, chunk_shape, compressed=compressed, hole=hole)
 
-    @settings(max_examples=12, deadline=None, database=None)
+    @settings(max_examples=12, deadline=None)
     @given(st.data())
     def check(data):
         box = data.draw(boxes(shape))

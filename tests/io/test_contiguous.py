@@ -45,7 +45,7 @@ def small_limits(monkeypatch):
 def test_any_box_by_every_path(tmp_path, small_limits, dtype, fortran):
     array = numbered((3, 5, 8, 6), dtype)
 
-    @settings(max_examples=25, deadline=None, database=None)
+    @settings(max_examples=25, deadline=None)
     @given(st.data())
     def check(data):
         small_limits(

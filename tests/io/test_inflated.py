@@ -45,7 +45,7 @@ def test_any_range_is_read_in_any_order(tmp_path, library):
     data = content()
     file = in_file(tmp_path, gzip.compress(data))
 
-    @settings(max_examples=60, deadline=None, database=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.integers(0, len(data)), st.integers(0, 20_000))
     def check(start, nbytes):
         nbytes = min(nbytes, len(data) - start)

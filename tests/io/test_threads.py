@@ -30,7 +30,7 @@ def test_every_item_is_worked_on_once(count):
 
 
 def test_items_are_worked_on_at_once(num):
-    met = threading.Barrier(num, timeout=20)
+    met = threading.Barrier(num, timeout=60)
     for_each(lambda _: met.wait(), range(num))
 
 
@@ -44,8 +44,8 @@ def test_the_first_error_is_raised_and_ends_the_rest(num):
         done.append(item)
 
     with pytest.raises(FormatError, match="item 3 is damaged"):
-        for_each(work, range(1000))
-    assert len(done) < 100
+        for_each(work, range(100_000))
+    assert len(done) < 10_000
     assert squares(10) == [i * i for i in range(10)]
 
 
@@ -84,7 +84,7 @@ def test_a_forked_process_has_threads_of_its_own():
     queue = context.SimpleQueue()
     process = context.Process(target=in_a_fork, args=(queue,))
     process.start()
-    process.join(20)
+    process.join(60)
     assert process.exitcode == 0
     assert queue.get() == [i * i for i in range(50)]
 
@@ -105,16 +105,22 @@ def test_ctrl_c_ends_the_work_at_once(monkeypatch, num):
         time.sleep(0.002)
 
     with pytest.raises(KeyboardInterrupt):
-        for_each(work, range(10_000))
-    assert len(calls) < 200
+        for_each(work, range(100_000))
+    assert len(calls) < 10_000
 
 
 PROGRAM = """
-import threading, time
+import threading
 from hyperslab.io.threads import for_each, set_num_threads
 set_num_threads(4)
-for_each(lambda i: time.sleep(0.01), range(8))
-threading.Thread(target=lambda: (time.sleep(0.3), for_each(lambda i: None, range(8)))).start()
+all_at_work = threading.Barrier(4)
+for_each(lambda i: all_at_work.wait(), range(8))
+
+def go_on_after_the_main_thread():
+    threading.main_thread().join()
+    for_each(lambda i: None, range(8))
+
+threading.Thread(target=go_on_after_the_main_thread).start()
 """
 
 

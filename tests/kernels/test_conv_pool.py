@@ -105,6 +105,7 @@ def check(case, dtype):
         assert error(got.grad, right.grad) < ROUNDING[dtype]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_outputs_and_gradients_are_those_of_plain_functions(case):
     check(case, torch.float32)

@@ -96,6 +96,7 @@ def check(case, dtype):
         assert error(grad_x, exact.grad) < ROUNDING[dtype]
 
 
+@pytest.mark.every(7)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_outputs_and_gradients_are_those_of_a_plain_convolution(case):
     check(case, torch.float32)
@@ -161,6 +162,7 @@ def check_layer(shape, filters, dtype, num_fused):
         assert error(got.grad, right.grad) < ROUNDING[dtype]
 
 
+@pytest.mark.slow
 def test_gradients_of_weights_may_be_fused_where_outputs_are_not():
     check_layer((2, 32, 3, 4, 5), 34, torch.float16, num_fused=1)
     check_layer((1, 33, 3, 4, 5), 34, torch.float16, num_fused=0)

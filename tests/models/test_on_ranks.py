@@ -37,7 +37,7 @@ SMALL = {
 def test_a_network_trains_as_in_one_process(case, axis):
     torch.manual_seed(3)
     axes = {"depth": 2} if axis == "height" and len(SMALL[case][1]) == 5 else {axis: 2}
-    mesh = hs.init(**axes, device="cpu", timeout_seconds=30)
+    mesh = hs.init(**axes, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     options, shape = SMALL[case]
     name = case if case.startswith("mesh") else case.partition("-")[0]

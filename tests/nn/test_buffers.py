@@ -42,7 +42,7 @@ class Remembering(nn.Module):
 @pytest.mark.ranks
 @pytest.mark.parametrize("axes", [{}, {"height": 2}, {"sample": 2, "width": 2}])
 def test_buffers_hold_plain_tensors_that_are_whole(axes):
-    mesh = hs.init(**axes, device="cpu", timeout_seconds=30)
+    mesh = hs.init(**axes, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Centred().double()
     model = hs.parallelize(copy.deepcopy(plain), mesh)
@@ -57,7 +57,7 @@ def test_buffers_hold_plain_tensors_that_are_whole(axes):
 
 @pytest.mark.ranks(2)
 def test_a_buffer_holds_no_split_tensor():
-    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     model = hs.parallelize(Remembering(), mesh)
     with pytest.raises(
         hs.UnsupportedOp, match=r"buffer last of .*Remembering .* hyperslab\.gather"

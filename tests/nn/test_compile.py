@@ -18,7 +18,7 @@ pytestmark = [  # The compiler itself does what torch warns of.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
-MESHES = [{}, {"sample": 2}, {"depth": 2}]
+MESHES = [{"depth": 2}, {}, {"sample": 2}]
 SHAPE = (4, 2, 7, 6, 5)
 
 
@@ -84,6 +84,7 @@ def compiled(function):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(3)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_a_compiled_parallel_model_trains_as_the_plain_one_does(axes):
     mesh = hs.init(**axes, device="cpu")
@@ -122,6 +123,7 @@ def test_a_convolution_that_would_hide_its_messages_is_right_in_a_graph():
     torch.testing.assert_close(losses, train(plain, x, y), rtol=1e-10, atol=0)
 
 
+@pytest.mark.slow
 def test_inductor_makes_code_that_gives_the_numbers_of_the_plain_model():
     with Team(2, timeout_seconds=300) as team:
         team.run(train_with_inductor)
@@ -158,6 +160,7 @@ def test_a_compiled_step_holds_model_and_loss():
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.slow
 def test_a_compiled_model_follows_eval_no_grad_and_another_shape():
     mesh = hs.init(depth=2, device="cpu")
     plain, ours = nets(2)
@@ -189,6 +192,7 @@ def test_compiled_dropout_draws_a_new_mask_every_step_and_the_same_on_every_rank
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.slow
 def test_gradients_accumulate_over_compiled_passes_without_sync():
     mesh = hs.init(depth=2, device="cpu")
     plain, ours = nets(2)
@@ -224,6 +228,7 @@ RULES = {
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", RULES)
 def test_rules_are_the_same_in_a_graph(name):
     mesh, x = hs.init(depth=2, device="cpu"), seeded(*SHAPE)

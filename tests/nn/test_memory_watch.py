@@ -162,6 +162,7 @@ def test_what_was_picked_and_cannot_be_any_more_runs_as_it_is():
     torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.slow
 def test_what_was_picked_is_compiled_layer_by_layer():
     model, x = made(0), hs.shard(X, hs.init(device="cpu"))
     stepped(model, 1, X)

@@ -270,11 +270,13 @@ def describe(axes):
     return "-".join(f"{axis}{num}" for axis, num in axes.items())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "axes"), [*cases()])
 def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes):
     assert_same(run(teams, axes, name, "adam"), serial(name, "adam"))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("name", "axes"), [("resnet3d", MESHES[3]), ("unet", MESHES[5])], ids=["resnet3d", "unet"]
 )
@@ -282,7 +284,8 @@ def test_so_it_does_when_halos_travel_behind_the_interior(teams, name, axes):
     assert_same(run(teams, axes, name, "sgd", overlap=True), serial(name, "sgd"))
 
 
-@pytest.mark.parametrize("name", ["resnet3d", "unet", "gated", "normed"])
+@pytest.mark.every(4)
+@pytest.mark.parametrize("name", ["gated", "resnet3d", "unet", "normed"])
 def test_so_it_does_with_sharded_weights(teams, name):
     axes = {"sample": 2, "depth": 2}
     assert_same(run(teams, axes, name, "adam", shard_weights=True), serial(name, "adam"))

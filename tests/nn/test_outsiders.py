@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 def entered(axes, cuts):
     """Parallel and plain modules, and what makes Slabs for the one and nothing for the other."""
-    mesh = hs.init(**axes, device="cpu", timeout_seconds=30)
+    mesh = hs.init(**axes, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Net().double()
     model = hs.parallelize(copy.deepcopy(plain), mesh)
@@ -197,7 +197,7 @@ class Spread(nn.Module):
 
 @pytest.mark.ranks(2)
 def test_beside_weights_that_are_spread_over_ranks():
-    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Spread().double()
     model = hs.parallelize(copy.deepcopy(plain), mesh, shard_weights=True)
@@ -216,7 +216,7 @@ def test_beside_weights_that_are_spread_over_ranks():
 
 @pytest.mark.ranks(2)
 def test_in_a_compiled_module():
-    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Spread().double()
     model = hs.parallelize(copy.deepcopy(plain), mesh)

@@ -53,7 +53,7 @@ def make(kind=Net, **kwargs):
 
 def mesh_of(axes):
     torch.manual_seed(3)
-    return hs.init(**axes, device="cpu", timeout_seconds=30)
+    return hs.init(**axes, device="cpu", timeout_seconds=100)
 
 
 def loss_of(out, seed=11):

@@ -21,7 +21,7 @@ def test_a_module_without_values_is_refused():
 
 @pytest.mark.ranks(2)
 def test_batch_norm_of_another_kind_of_parallel_training_is_refused():
-    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     module = nn.Sequential(nn.SyncBatchNorm(2)).double()
     with pytest.raises(hs.ConfigError, match=r"^0 is a SyncBatchNorm.*use BatchNorm"):
         hs.parallelize(module, mesh)

@@ -11,7 +11,7 @@ def whole(*shape, mesh):
 
 
 def a_mesh():
-    return hs.init(depth=2, device="cpu", timeout_seconds=10)
+    return hs.init(depth=2, device="cpu", timeout_seconds=100)
 
 
 @pytest.mark.ranks(2)

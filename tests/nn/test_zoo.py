@@ -60,12 +60,14 @@ FOUR_RANKS = [
 ]
 
 
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "mesh"), MOST)
 def test_a_training_step_equals_that_of_one_process(team_of, name, mesh):
     row = zoo.run(f"monai/{name}", mesh, "cpu", team_of)
     assert row.verdict == "same", row
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "mesh"), FOUR_RANKS)
 def test_a_training_step_on_four_ranks_equals_that_of_one_process(team_of, name, mesh):
     row = zoo.run(f"monai/{name}", mesh, "cpu", team_of)

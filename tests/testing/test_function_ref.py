@@ -22,7 +22,10 @@ def test_a_reference_leads_back_to_the_function():
         assert refer_to(function).load() is function
 
 
-@pytest.mark.parametrize("function", [lambda: 0, Holder().__str__, print.__call__, 3], ids=str)
+NAMELESS = {"lambda": lambda: 0, "method": Holder().__str__, "wrapper": print.__call__, "number": 3}
+
+
+@pytest.mark.parametrize("function", NAMELESS.values(), ids=NAMELESS)
 def test_what_has_no_place_in_a_module_is_refused(function):
     with pytest.raises(TypeError, match="pass a function from the top level of a module"):
         refer_to(function)

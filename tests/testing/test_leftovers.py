@@ -23,12 +23,12 @@ if __name__ == "__main__":
         print(*team.run(os.getpid), *set(team.run(os.getppid)), flush=True)
         if "leave" in sys.argv:
             sys.exit(team.run(sleep, 0) != [None, None])
-        team.run(sleep, 60)
+        team.run(sleep, 600)
 """
 
 
 def start_a_sleeper():
-    return subprocess.Popen(["sleep", "60"]).pid
+    return subprocess.Popen(["sleep", "600"]).pid
 
 
 def is_running(pid):
@@ -43,8 +43,8 @@ def output_folder(pid):
     return Path(f"/proc/{pid}/fd/1").readlink().parent
 
 
-def assert_gone(pids, timeout_seconds=5.0):
-    deadline = time.monotonic() + timeout_seconds
+def assert_gone(pids):
+    deadline = time.monotonic() + 60
     while running := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < deadline, f"still running: {running}"
         time.sleep(0.01)
@@ -102,10 +102,10 @@ def test_no_rank_outlives_a_killed_server(caller):
     process, (*ranks, server) = caller
     os.kill(server, signal.SIGKILL)
     assert_gone(ranks)
-    assert process.wait(5) == 1
+    assert process.wait(60) == 1
 
 
 def test_a_script_may_run_its_own_functions(torch_free):
     leaving = command(torch_free, "leave")
     pids = subprocess.run(leaving, capture_output=True, text=True, check=True).stdout.split()
-    assert_gone([int(pid) for pid in pids], timeout_seconds=0.5)
+    assert_gone([int(pid) for pid in pids])

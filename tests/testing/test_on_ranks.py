@@ -37,7 +37,7 @@ def test_the_body_runs_on_as_many_ranks():
     assert ones.item() == dist.get_world_size() == int(os.environ["WORLD_SIZE"])
 
 
-@on_ranks(2, timeout_seconds=10)
+@on_ranks(2, timeout_seconds=200)
 @pytest.mark.parametrize("width", [3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_parametrize_may_stand_below(width, dtype):

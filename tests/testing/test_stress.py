@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hyperslab.testing import crew
 from hyperslab.testing.random_net import RandomNet, random_place
 from hyperslab.testing.stress import Outcome, stress
 
@@ -19,14 +20,16 @@ def test_networks_are_drawn_by_their_seed():
     assert random_place(3, (2, 3, 8, 8)) == random_place(3, (2, 3, 8, 8))
 
 
-def test_random_networks_give_the_numbers_of_one_process_on_random_meshes():
-    outcomes = list(stress(range(30)))
+@pytest.mark.parametrize("count", [8, pytest.param(80, marks=pytest.mark.slow)])
+def test_random_networks_give_the_numbers_of_one_process_on_random_meshes(count):
+    outcomes = list(stress(range(count)))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
-    assert sum(one.verdict == "right" for one in outcomes) >= 27
+    assert sum(one.verdict == "right" for one in outcomes) >= 0.9 * count
 
 
-def test_a_network_that_hangs_is_wrong_and_the_next_is_tried():
-    first, second = stress(range(2), timeout_seconds=1e-3)
+def test_a_network_that_hangs_is_wrong_and_the_next_is_tried(monkeypatch):
+    monkeypatch.setattr(crew, "STACK_SECONDS", 0)
+    first, second = stress(range(2), timeout_seconds=0)
     assert (first.seed, first.verdict) == (0, "wrong")
     assert second.seed == 1
     assert isinstance(second, Outcome)

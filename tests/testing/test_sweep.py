@@ -7,6 +7,7 @@ import torch
 
 from hyperslab.testing import Team
 from hyperslab.testing.sweep import Effort, recorded, rendered, sweep
+from hyperslab.testing.sweep.sweep import THOROUGH
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
@@ -120,15 +121,22 @@ def record():
     return record
 
 
-def test_every_operator_is_right_or_refused(capsys):
-    """Of each operator a few samples; ``python -m hyperslab.testing.sweep`` takes more."""
-    findings = sweep(effort=Effort(samples=2, trials=6))
-    with capsys.disabled():
-        print(f"\n{findings.summary()}")
+def test_some_operators_are_right_or_refused(record):
+    assert_right_or_refused(sweep(sorted(record.dims)[::12], Effort(samples=2, trials=6)))
+
+
+@pytest.mark.slow
+def test_every_sample_of_every_operator_is_right_or_refused():
+    assert_right_or_refused(sweep(effort=THOROUGH))
+
+
+def assert_right_or_refused(findings):
     wrong = findings.of("wrong")
     assert not wrong, "\n".join(f"{trial}\n    {trial.why}" for trial in wrong)
+    assert findings.of("right")
 
 
+@pytest.mark.slow
 def test_the_page_says_which(record):
     """Some operators are tried as often as they were for the page."""
     some = sorted(record.dims)[::20]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm import last_words
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module
@@ -427,7 +428,8 @@ def test_a_folder_that_is_gone_is_told(tmp_path, alone):
 
 
 def lose_a_rank_in_a_save(folder):
-    mesh = hs.init(depth=2, device="cpu", timeout_seconds=1)
+    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
+    mesh = hs.init(depth=2, device="cpu", timeout_seconds=60)
     model = hs.parallelize(nn.Linear(2, 2), mesh)
     checkpoints = Checkpoints(folder, mesh)
     checkpoints.save(1, {"model": model})
@@ -439,7 +441,7 @@ def lose_a_rank_in_a_save(folder):
 
 
 def test_a_rank_that_dies_in_a_save_leaves_no_checkpoint_and_nobody_waiting(tmp_path):
-    with Team(2, timeout_seconds=30) as team:
+    with Team(2) as team:
         kind, words = team.run(lose_a_rank_in_a_save, folder=tmp_path, may_die=[1])[0]
     assert kind == "CommError"
     assert "step_00000002 was not written: rank 0 lost contact while writing" in words

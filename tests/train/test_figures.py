@@ -104,6 +104,7 @@ def test_titles_of_predictions_have_room(num, tmp_path, figures):
     check_layout(figures[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "names", [(), tuple("abcdefghij"), tuple(f"a name of {k} words" for k in range(10))]
 )
@@ -128,6 +129,7 @@ def test_pictures_are_drawn_of_any_values(tmp_path):
     assert is_picture(draw_pictures(pictures, tmp_path / "x.png")[0])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "output", "target", "names"),
     [

@@ -5,7 +5,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -170,7 +169,6 @@ def test_all_ranks_stop_together(tmp_path):
 @pytest.mark.ranks(2)
 def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
     mesh = hs.init(depth=2, device="cpu")
-    start = time.monotonic()
     patch = pytest.MonkeyPatch()
     patch.setattr("hyperslab.train.run_folder.SHARED_SECONDS", 0.2)
     try:
@@ -178,7 +176,6 @@ def test_a_folder_that_another_node_does_not_see_is_refused(tmp_path):
             RunFolder.begin(tmp_path / str(mesh.rank), mesh, resume=False)
     finally:
         patch.undo()
-    assert time.monotonic() - start < 10
 
 
 def test_the_environment_can_be_told_in_json():

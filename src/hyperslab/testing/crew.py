@@ -21,11 +21,11 @@ from hyperslab.testing.function_ref import refer_to
 from hyperslab.testing.messages import Call, Died, Outcome, Raised, Returned, Seat
 from hyperslab.testing.rank import leave
 
-ECHO_SECONDS = 0.05
+ECHO_SECONDS = 1.0
 """How long after a failure an earlier one, or the death that caused it, may still be reported."""
 
-STACK_SECONDS = 2.0
-STOP_SECONDS = 5.0
+STACK_SECONDS = 20.0
+STOP_SECONDS = 60.0
 LEAVE = Call(refer_to(leave), pickle.dumps(((), {})), filters=())
 
 
@@ -127,13 +127,10 @@ class Crew:
             pass
 
     def _say_failed(self, failed: Mapping[int, Raised | Died]) -> str:
-        """A death comes first: the others may have raised because of it. Then the earliest."""
-        for rank, outcome in failed.items():
-            if isinstance(outcome, Died):
-                return say_died(rank, outcome) + self._say_printed()
-        raised = {rank: each for rank, each in failed.items() if isinstance(each, Raised)}
-        rank = min(raised, key=lambda rank: raised[rank].when)
-        return say_raised(rank, len(self._members), raised[rank]) + self._say_printed()
+        rank, outcome = first_failure(failed)
+        if isinstance(outcome, Died):
+            return say_died(rank, outcome) + self._say_printed()
+        return say_raised(rank, len(self._members), outcome) + self._say_printed()
 
     def _say_stuck(self, outcomes: Mapping[int, Outcome], timeout_seconds: float) -> str:
         stuck = [member.seat for member in self._members if member.seat.rank not in outcomes]
@@ -152,6 +149,17 @@ def failures(outcomes: Mapping[int, Outcome], may_die: Collection[int]) -> dict[
         for rank, outcome in outcomes.items()
         if isinstance(outcome, Raised) or (isinstance(outcome, Died) and rank not in may_die)
     }
+
+
+def first_failure(failed: Mapping[int, Raised | Died]) -> tuple[int, Raised | Died]:
+    """A death comes first: the others may have raised because of it. Then the earliest."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        outcome = failed[rank]
+        return isinstance(outcome, Raised), outcome.when if isinstance(outcome, Raised) else 0.0
+
+    rank = min(failed, key=order)
+    return rank, failed[rank]
 
 
 def result(outcome: Outcome) -> Any:

@@ -12,7 +12,7 @@ NUM_RANKS = "num_ranks"
 
 
 def on_ranks(
-    *counts: int, timeout_seconds: float = 60.0
+    *counts: int, timeout_seconds: float = 300.0
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the decorated test on each of ``counts`` ranks, every time with a new ``Team``.
 

@@ -129,11 +129,12 @@ class ReaderContract:
         assert reader.shape == shape
         np.testing.assert_array_equal(read(reader), array)
 
+    @pytest.mark.hypothesis
     def test_any_box_into_any_strides(self, tmp_path: Path, how: Mapping[str, Any]) -> None:
         array = numbered((4, 9, 6, 11), self.dtypes[0])
         _, reader = self.make(tmp_path, array, how)
 
-        @settings(max_examples=40, deadline=None, database=None)
+        @settings(max_examples=40, deadline=None)
         @given(st.data())
         def check(data: st.DataObject) -> None:
             box = data.draw(boxes(array.shape))

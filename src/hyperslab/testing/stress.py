@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 def stress(
-    seeds: range, *, device: str = "cpu", timeout_seconds: float = 60.0
+    seeds: range, *, device: str = "cpu", timeout_seconds: float = 300.0
 ) -> Iterator[Outcome]:
     """Trains the network of each seed for a step on its mesh and in one process, and compares."""
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def check_network(seed: int, device: str) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
-    mesh = hs.init(**place.axes, device=device, timeout_seconds=20)
+    mesh = hs.init(**place.axes, device=device, timeout_seconds=100)
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
     loss = _loss(plain(x))

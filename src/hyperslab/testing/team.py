@@ -28,7 +28,7 @@ class Team:
     ['0', '1']
     """
 
-    def __init__(self, num_ranks: int, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, num_ranks: int, timeout_seconds: float = 300.0) -> None:
         if num_ranks < 1:
             raise ValueError(f"a team needs at least 1 rank, got {num_ranks}")
         self.num_ranks = num_ranks

@@ -18,7 +18,7 @@ from hyperslab.testing.sweep.operators import Operator, Spelling, spread
 from hyperslab.testing.sweep.placement import AXIS, Placement, placements
 from hyperslab.testing.sweep.trial import Serial, judge
 
-TIMEOUT_SECONDS = 10
+TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True)
