@@ -18,6 +18,7 @@ import gc
 import math
 import os
 import runpy
+import stat
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,51 @@ def no_live_processes():
     """Ends them, for a test that kills the server they come from; later tests get new ones."""
     for team in _teams.values():
         team.close()
+
+
+class DiskLog:
+    """In which order this process put files and folders on the disk and gave them their names."""
+
+    def __init__(self):
+        self._events = []
+
+    def spied_fsync(self, fsync):
+        def spy(fd):
+            fsync(fd)
+            self._events.append(_state(os.fstat(fd)))
+
+        return spy
+
+    def spied_rename(self, rename):
+        def spy(source, target, **kwargs):
+            rename(source, target, **kwargs)
+            self._events.append(Path(target).name)
+
+        return spy
+
+    def when_synced(self, path):
+        """Its place in the order; a sync of a file that had another size then does not count."""
+        return self._last(_state(path.stat()))
+
+    def when_named(self, path):
+        return self._last(path.name)
+
+    def _last(self, event):
+        assert event in self._events, f"{event} never happened: {self._events}"
+        return len(self._events) - 1 - self._events[::-1].index(event)
+
+
+def _state(status):
+    return status.st_ino, None if stat.S_ISDIR(status.st_mode) else status.st_size
+
+
+@pytest.fixture
+def disk_log(monkeypatch):
+    log = DiskLog()
+    monkeypatch.setattr(os, "fsync", log.spied_fsync(os.fsync))
+    monkeypatch.setattr(os, "rename", log.spied_rename(os.rename))
+    monkeypatch.setattr(os, "replace", log.spied_rename(os.replace))
+    return log
 
 
 @pytest.fixture(scope="session")

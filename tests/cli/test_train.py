@@ -218,7 +218,7 @@ sys.modules |= {"hyperslab.comm": comm, "hyperslab.train.run": fake}
 def fake_trainer(folder, monkeypatch):
     (folder / "fake").mkdir()
     (folder / "fake" / "sitecustomize.py").write_text(FAKE_TRAINER)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"))
+    monkeypatch.setenv("PYTHONPATH", str(folder / "fake"), prepend=os.pathsep)
 
 
 def train_on_ranks(name, *arguments):

@@ -94,7 +94,6 @@ def test_parts_of_a_dataset_share_its_files(folder):
     [
         ({}, r"has 3 arrays \(image, label, vector\): say which holds the sample"),
         ({"sample": "images"}, "images"),
-        ({"sample": "image", "axes": "DHW"}, None),
         ({"sample": "image", "axes": "DH"}, "axes 'DH' name 2 dims, but array 'image'"),
         ({"sample": "image", "axes": {"other": "DHWC"}}, r"axes are given for \['other'\]"),
         ({"sample": "image", "target": "image"}, "named twice"),
@@ -104,12 +103,13 @@ def test_parts_of_a_dataset_share_its_files(folder):
     ],
 )
 def test_what_cannot_be_opened_is_told_in_a_line(arguments, words, folder):
-    if words is None:
-        assert hs.open(folder / "*.h5", **arguments).shape == (6, 7, 2)
-        return
     with pytest.raises(hs.HyperslabError, match=words) as raised:
         hs.open(folder / "*.h5", **arguments)
     assert "\n" not in str(raised.value)
+
+
+def test_a_first_dim_that_axes_leave_out_is_that_of_samples(folder):
+    assert hs.open(folder / "*.h5", sample="image", axes="DHW").shape == (6, 7, 2)
 
 
 def test_files_that_are_not_there_are_named(tmp_path):

@@ -26,6 +26,13 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_at_the_end(tmp_path, disk_log):
+    path = tmp_path / "a"
+    with partial_file(path) as (_, fd):
+        os.write(fd, b"whole")
+    assert disk_log.when_synced(path) < disk_log.when_named(path) < disk_log.when_synced(tmp_path)
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_an_error_nothing_is_left(tmp_path, error):
     (tmp_path / "a").write_text("before")

@@ -56,6 +56,12 @@ def test_shares_of_a_local_shuffle_keep_their_samples(drawn):
     assert samples_of(0) == samples_of(1) == samples_of(5)
 
 
+def test_a_local_shuffle_draws_another_order_each_epoch():
+    schedule = Schedule(num_samples=40, batch_size=8, shuffle="local", num_shares=2)
+    orders = {tuple(schedule.order(epoch).tolist()) for epoch in range(5)}
+    assert len(orders) == 5
+
+
 def test_a_short_batch_may_be_dropped():
     schedule = Schedule(num_samples=10, batch_size=4, drop_last=True)
     batches = epoch_of(schedule, 0)

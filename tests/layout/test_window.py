@@ -184,6 +184,11 @@ def test_no_outputs_read_nothing(window: TransposedWindow, start: int) -> None:
     assert window.reads(Span(start, start)).size == 0
 
 
+def test_a_transposed_convolution_that_doubles_its_input_doubles_the_cuts() -> None:
+    window = TransposedWindow(3, stride=2, padding=1, output_padding=1)
+    assert output_cuts(window, Cuts((0, 4, 8))).bounds == (0, 8, 16)
+
+
 @given(TRANSPOSED, st.integers(0, 12))
 def test_an_input_owns_the_outputs_in_the_middle_of_those_it_adds_to(
     window: TransposedWindow, index: int

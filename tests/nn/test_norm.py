@@ -44,6 +44,7 @@ CASES = {
         X5,
         (),
     ),
+    "instance, eps": (lambda x: F.instance_norm(x, eps=0.1), X5, ()),
     "instance, then changed in place": (lambda x: F.instance_norm(x).mul_(2), X5, ()),
     "batch, then changed in place": (
         lambda x, w, b: F.batch_norm(x, None, None, w, b, True).mul_(2),

@@ -236,6 +236,32 @@ def test_no_sync_adds_up_what_one_large_batch_gives(shard_weights):
 
 
 @pytest.mark.ranks(2)
+def test_within_no_sync_each_rank_has_its_own_gradient():
+    mesh = mesh_of({"height": 2})
+    model = hs.parallelize(make(norm=False)[0], mesh)
+    with model.no_sync():
+        loss_of(model(hs.shard(seeded(*SHAPE), mesh))).backward()
+    grad = model.first.weight.grad
+    everyone = [torch.empty_like(grad) for _ in range(2)]
+    dist.all_gather(everyone, grad)
+    assert not torch.allclose(*everyone)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.filterwarnings("ignore:a backward pass gave no gradient")
+def test_a_head_left_out_of_the_synced_pass_is_averaged_in_it():
+    mesh = mesh_of({"height": 2})
+    module, plain = make(TwoHeads)
+    model, x = hs.parallelize(module, mesh), seeded(*SHAPE)
+    for _ in range(2):
+        for net, given in ((model, hs.shard(x, mesh)), (plain, x)):
+            with net.no_sync() if net is model else nullcontext():
+                loss_of(net((given, given), scale={"by": 2.0})["left"]).backward()
+            loss_of(net((given, given), scale={"by": 2.0})["both"][0]).backward()
+        assert_same_grads(model, plain)
+
+
+@pytest.mark.ranks(2)
 @sharded
 def test_an_error_within_no_sync_does_not_end_averaging_for_good(shard_weights):
     mesh = mesh_of({"height": 2})

@@ -88,6 +88,17 @@ def test_a_pool_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)
 
 
+def check_no_window_begins_at_the_end(place):
+    def pool(x):
+        return F.avg_pool2d(x, 2, 3, ceil_mode=True)
+
+    assert_same_as_serial(pool, [seeded(2, 1, 6, 6)], mesh=place.mesh())
+
+
+def test_no_window_begins_at_the_end_in_ceil_mode(run):
+    run(Place({"height": 2}), check_no_window_begins_at_the_end)
+
+
 class Pool(NamedTuple):
     """A pool as hypothesis draws it."""
 

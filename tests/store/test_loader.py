@@ -165,6 +165,15 @@ def test_a_loop_that_is_left_is_followed_by_the_next_epoch(axes, samples):
     np.testing.assert_array_equal(np.concatenate(second), order)
 
 
+def test_a_state_loaded_after_a_loop_was_left_goes_on_within_its_epoch(cubes):
+    with hs.Loader(hs.open(cubes, axes="NCDHW"), batch_size=2) as loader:
+        next(iter(loader.numpy()))
+        state = loader.state_dict()
+        loader.load_state_dict(state)
+        assert len([*loader.numpy()]) == 3
+        assert loader.epoch == 1
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("axes", [{"sample": 4}], ids=str)
 def test_a_batch_may_have_fewer_samples_than_there_are_ranks(axes, samples):

@@ -295,6 +295,22 @@ def test_what_a_killed_run_left_is_neither_read_nor_kept(tmp_path, alone):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000010", "step_00000020"]
 
 
+def test_a_checkpoint_has_its_name_only_when_all_of_it_is_on_the_disk(tmp_path, alone, disk_log):
+    with Checkpoints(tmp_path, alone) as checkpoints:
+        checkpoints.save(1, {"model": nn.Linear(2, 2), "values": {"step": 1}})
+    folder = tmp_path / "step_00000001"
+    named = disk_log.when_named(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".metadata",
+        "__0_0.distcp",
+        "manifest.json",
+    ]
+    for path in folder.iterdir():
+        assert disk_log.when_synced(path) < named, path
+    assert disk_log.when_named(folder / "manifest.json") < disk_log.when_synced(folder) < named
+    assert named < disk_log.when_synced(tmp_path)
+
+
 # Damage
 
 

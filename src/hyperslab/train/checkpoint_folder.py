@@ -35,6 +35,7 @@ from hyperslab.io.partial import explained_writing, partial_file
 from hyperslab.train.state_tree import Tree
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
 FORMAT = "hyperslab checkpoint 1"
 BLOCK_NBYTES = 8 << 20
 ADVICE = "remove this checkpoint to go on from the one before it"
@@ -137,15 +138,24 @@ def check_files(folder: Path, expected: Mapping[str, FileSum]) -> None:
 def sync_folder(folder: Path) -> None:
     """Puts the names in ``folder`` on the disk."""
     with explained_writing(folder):
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class PlainWriter(FileSystemWriter):
-    """Says what the operating system said, which torch hides when a file cannot grow."""
+    """Leaves all bytes on the disk, or says what the operating system said, which torch hides."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        super().finish(metadata, results)
+        # torch syncs it while its bytes are still in a buffer of this process.
+        _sync(Path(self.path) / METADATA)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
@@ -158,7 +168,7 @@ class PlainReader(FileSystemReader):
     """Reads what torch wrote without running what a pickle might hold."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / ".metadata").open("rb") as file:
+        with (Path(self.path) / METADATA).open("rb") as file:
             metadata = _MetadataUnpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"it holds a {type(metadata).__name__}")

@@ -22,6 +22,7 @@ from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import explained_writing
 from hyperslab.train import checkpoint_shelf as shelf
 from hyperslab.train.checkpoint_folder import (
+    METADATA,
     FileSum,
     Manifest,
     check_files,
@@ -194,7 +195,7 @@ class Checkpoints:
         """The files that all ranks wrote, by name."""
         with contact("writing a checkpoint", self._mesh), explained_writing(folder):
             write_tensors(tensors, folder, self._channel.group)
-        names = [f"__{self._mesh.rank}_*", *([".metadata"] if self._mesh.rank == 0 else [])]
+        names = [f"__{self._mesh.rank}_*", *([METADATA] if self._mesh.rank == 0 else [])]
         own = do_together(
             lambda: sum_files(path for name in names for path in folder.glob(name)), self._channel
         )
