@@ -121,7 +121,7 @@ def bars(report):
     stack = report["conv_stack_us"]
     ratio = stack["ours"]["median"] / stack["averaged"]["median"]
     return [
-        ("relu on a Slab, us", report["relu_us"]["Slab"]["fastest"], "<=", 5.0),
+        ("relu on a Slab, us", report["relu_us"]["Slab"]["median"], "<=", 5.0),
         ("5 x (conv + relu), 2 ranks, of by hand with averaged gradients", ratio, "<=", 1.1),
     ]
 
