@@ -188,16 +188,17 @@ def main():
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128, 192])
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="64^3 and 128^3 only, some 50 s")
+    parser.add_argument("--quick", action="store_true", help="64^3 and 128^3 only, about a minute")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args()
     split = ["ours", "by hand"]
     if importlib.util.find_spec("physicsnemo"):
         split.append("ShardTensor")
     report = {}
+    rounds = 7 if options.quick else options.rounds
     for size in [64, 128] if options.quick else options.sizes:
-        report[size] = run(split, size, options.rounds, 2)
-        report[size] |= run(["one process"], size, max(3, options.rounds // 2), 1)
+        report[size] = run(split, size, rounds, 2)
+        report[size] |= run(["one process"], size, max(3, rounds // 2), 1)
         if not options.json:
             show(size, report[size])
     if options.json:
