@@ -188,19 +188,38 @@ def main():
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 128, 192])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="64^3 and 128^3 only, about a minute")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args()
     split = ["ours", "by hand"]
     if importlib.util.find_spec("physicsnemo"):
         split.append("ShardTensor")
     report = {}
-    for size in options.sizes:
-        report[size] = run(split, size, options.rounds, 2)
-        report[size] |= run(["one process"], size, max(3, options.rounds // 2), 1)
+    rounds = 7 if options.quick else options.rounds
+    for size in [64, 128] if options.quick else options.sizes:
+        report[size] = run(split, size, rounds, 2)
+        report[size] |= run(["one process"], size, max(3, rounds // 2), 1)
         if not options.json:
             show(size, report[size])
     if options.json:
         print(json.dumps(report, indent=1))
+
+
+def bars(report):
+    """What is measured, its value, how it must compare and with what."""
+    found = []
+    for size, rows in report.items():
+        if int(size) < 128:  # smaller ones say more of the messages than of what hides them
+            continue
+        ours, hand, serial = (rows[name] for name in ("ours", "by hand", "one process"))
+        time_ratio = ours["seconds"] / hand["seconds"]
+        memory_ratio = ours["peak_bytes"] / hand["peak_bytes"]
+        found += [
+            (f"{size}^3, time of by hand", time_ratio, "<=", 1.02),
+            (f"{size}^3, memory of by hand", memory_ratio, "<=", 1.02),
+            (f"{size}^3, one process of ours", serial["seconds"] / ours["seconds"], ">=", 1.0),
+        ]
+    return found
 
 
 def show(size, results):

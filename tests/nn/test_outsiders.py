@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.nn import outsiders
+from hyperslab.nn import outsiders, replica
 from hyperslab.testing import seeded
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -237,6 +237,65 @@ def test_weights_of_the_module_are_left_to_ddp():
         patch.setattr(outsiders, "mean_of", lambda x, mesh: met.append(x.shape) or x)
         run(enter(seeded(*SHAPE)), run.last.bias[:, None, None])
     assert met == [run.listed[0].shape]
+
+
+def counted(patch):
+    """The sizes of what is summed over the ranks from now on."""
+    sizes = []
+    patch.setattr(outsiders, "reduce_sum", noting(sizes, outsiders.reduce_sum))
+    patch.setattr(replica, "reduce_sum_", noting(sizes, replica.reduce_sum_))
+    return sizes
+
+
+def noting(sizes, function):
+    return lambda x, *rest: sizes.append(x.numel()) or function(x, *rest)
+
+
+@pytest.mark.ranks(2)
+def test_those_of_one_backward_pass_share_a_message():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    plain = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 3, 1)).double()
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = counted(patch)
+        found = []
+        for run, x in (
+            (copy.deepcopy(plain), hs.shard(seeded(*SHAPE), mesh)),
+            (plain, seeded(*SHAPE)),
+        ):
+            for _ in range(2):
+                weighed(run(run[0](x))).backward()
+            found.append([p.grad for p in run.parameters()])
+    assert sizes == [2 * 2 * 9 + 2 + 2 * 3 + 3] * 2
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+def test_hooks_see_the_gradient_of_one_process():
+    found = []
+    for run, enter in entered({"height": 2}, {"height": [0, 2, 7]}):
+        seen, (t, u, v) = [], leaves((2, 1, 1), (2, 1, 1), ())
+        t.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(max=0.1))  # noqa: B023
+        u.register_post_accumulate_grad_hook(lambda u: seen.append(u.grad.clone()))  # noqa: B023
+        loss = weighed(run(enter(seeded(*SHAPE))) * t * u * v)
+        loss.backward(retain_graph=True)
+        seen += torch.autograd.grad(loss, [v, t], retain_graph=True)
+        loss.backward(inputs=[v])
+        found.append([*seen, t.grad, u.grad, v.grad])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+def test_a_pass_that_fails_leaves_nothing_to_the_next():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    (t,) = leaves((2, 1, 1))
+    x = seeded(3, 2, 8, 5).requires_grad_()
+    x.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        weighed(hs.shard(x, mesh) * t).backward()
+    gc.collect()
+    assert not outsiders._passes
 
 
 @pytest.mark.ranks(2)

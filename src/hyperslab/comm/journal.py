@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -63,10 +64,10 @@ def _outline(argument: object) -> object:
     """What ranks must agree on of an argument."""
     if argument.__class__ in _PLAIN:
         return argument
-    if isinstance(argument, Tensor):
-        return argument.shape
     if (layout := getattr(argument, "layout", None)).__class__ is Layout:
         return layout
+    if isinstance(argument, Tensor):
+        return argument.shape
     if isinstance(argument, tuple | list):
         return tuple(map(_outline, argument))
     return type(argument).__name__
@@ -76,7 +77,7 @@ class Journal:
     """The latest operators of this rank, and how many there have been."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry] = deque(maxlen=LENGTH)
+        self._entries: deque[tuple[Callable[..., Any], list[object]]] = deque(maxlen=LENGTH)
         self.count = 0
         self.has_readers = False
         """Whether there ever was another rank. Who is alone has nothing to compare."""
@@ -87,17 +88,18 @@ class Journal:
             self.add(function, args)
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._entries.append(Entry(function, tuple(map(_outline, args))))
+        self._entries.append((function, [_outline(arg) for arg in args]))
         self.count += 1
 
     def since(self, count: int) -> list[Entry]:
         """The operators after the first ``count``, as far as they are remembered."""
         num = min(self.count - count, len(self._entries))
-        return list(self._entries)[len(self._entries) - num :]
+        latest = islice(self._entries, len(self._entries) - num, None)
+        return [Entry(function, tuple(outlines)) for function, outlines in latest]
 
     def forget_since(self, count: int) -> None:
         """Takes back the operators after the first ``count``."""
-        for _ in self.since(count):
+        for _ in range(min(self.count - count, len(self._entries))):
             self._entries.pop()
         self.count = count
 

@@ -4,30 +4,34 @@ Such a tensor is whole on every rank, and a backward pass brings each rank a par
 the sum of all ranks' losses. The gradient of one process is the mean of the parts. DDP and FSDP2
 take it of a module's weights; here it is taken where others meet Slabs, on the way back to them:
 learnable tensors in a list or in a loss, arguments of a module, weights computed from others. To
-take it twice, as of a weight norm, costs a message and changes nothing.
+take it twice, as of a weight norm, changes nothing. So all leaves that a backward pass gives a part
+to have their means taken together at its end, in one message; a message each takes those that
+somebody sees before: hooks, ``torch.autograd.grad``, what a tensor was computed from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import Function
+from torch.autograd import Function, Variable
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
 from hyperslab.nn.registry import prepare_arguments
-from hyperslab.nn.replica import averaging_mesh
+from hyperslab.nn.replica import average_, averaging_mesh
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.view_copy import writes_in_place
 
@@ -111,13 +115,74 @@ class _Mean(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if (leaf := _unseen_leaf(ctx, grad)) is not None:
+            _average_at_end(leaf, ctx.mesh)
+            return grad, None
         part = grad.to(ctx.mesh.device) / ctx.mesh.num_ranks  # before the sum, as half overflows
         return reduce_sum(part, ctx.mesh, AXES).to(grad.device), None
 
 
+def _unseen_leaf(node: Any, grad: Tensor) -> Tensor | None:
+    """The leaf whose gradient ``grad`` is added to, if nobody sees it before the pass ends.
+
+    Ranks that run the same graph with the same hooks find the same.
+    """
+    behind = node.next_functions[0][0]
+    leaf: Tensor | None = getattr(behind, "variable", None)
+    if leaf is None or torch.is_grad_enabled() or is_watched():
+        return None
+    if leaf.device != node.mesh.device or grad.layout != torch.strided:
+        return None
+    if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+        return None
+    return leaf if _is_accumulated(behind) else None
+
+
+def _is_accumulated(node: Any) -> bool:
+    """Whether this pass adds to ``grad`` of the leaf that ``node`` belongs to."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # as torch.autograd.grad runs, which returns it instead
+        return False
+
+
+class _Together:
+    """The leaves whose means are taken at the end of one backward pass."""
+
+    def __init__(self) -> None:
+        self.leaves: dict[int, tuple[Tensor, Mesh]] = {}
+        Variable._execution_engine.queue_callback(self.average)
+
+    def average(self) -> None:
+        """Makes their gradients the means over the ranks. Collective over the mesh.
+
+        What was in them before is equal on all ranks, or its mean is as good to who adds it up.
+        """
+        alike: dict[tuple[object, ...], tuple[Mesh, list[Tensor]]] = {}
+        for leaf, mesh in self.leaves.values():
+            if leaf.grad is not None:
+                alike.setdefault((mesh.grid, leaf.grad.dtype), (mesh, []))[1].append(leaf.grad)
+        for mesh, grads in alike.values():
+            average_(grads, mesh)
+
+
+_passes: WeakValueDictionary[int, _Together] = WeakValueDictionary()
+"""Those of the backward passes that are running, which keep them alive, by their numbers."""
+
+
+def _average_at_end(leaf: Tensor, mesh: Mesh) -> None:
+    number = torch._C._current_graph_task_id()
+    together = _passes.get(number)
+    if together is None:
+        together = _passes[number] = _Together()
+    together.leaves[id(leaf)] = (leaf, mesh)
+
+
 def _has_outsider(values: Iterable[Any]) -> bool:
     for value in values:
-        if isinstance(value, tuple | list):
+        if isinstance(value, Slab):
+            continue
+        if isinstance(value, (tuple, list)):
             if _has_outsider(value):
                 return True
         elif _is_outsider(value):

@@ -28,6 +28,20 @@ from hyperslab.nn.comparisons import Comparisons
 from hyperslab.nn.outputs import map_tensors, tensors_of
 
 
+@torch.no_grad()
+def average_(grads: Sequence[Tensor], mesh: Mesh) -> None:
+    """Makes gradients of one dtype the means over all ranks, in one message.
+
+    Collective over the mesh.
+    """
+    parts = (
+        torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks
+    )  # as a half's sum overflows
+    means = reduce_sum_(parts, mesh, AXES).split([grad.numel() for grad in grads])
+    for grad, mean in zip(grads, means, strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
 def averaging_mesh(x: Tensor) -> Mesh | None:
     """The mesh over which a replica averages the gradient of ``x``, or of what it is a view of."""
     source = x if x.is_leaf else x._base
@@ -258,10 +272,7 @@ class Replica:
         grads = [p.grad for p in concerned.values() if p.grad is not None]
         kinds = {grad.dtype: [g for g in grads if g.dtype == grad.dtype] for grad in grads}
         for same in kinds.values():
-            flat = torch.cat([grad.flatten() for grad in same])
-            flat = reduce_sum_(flat, self._mesh, AXES) / self._mesh.num_ranks
-            for grad, mean in zip(same, flat.split([g.numel() for g in same]), strict=True):
-                grad.copy_(mean.view_as(grad))
+            average_(same, self._mesh)
 
 
 def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor]:

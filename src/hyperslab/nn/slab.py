@@ -18,7 +18,7 @@ from hyperslab.layout import Box, Grid, Layout
 from hyperslab.nn.registry import dispatch, unsupported
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Slab:
     """This rank's piece of a global tensor. To torch functions it is the global tensor.
 
@@ -37,6 +37,20 @@ class Slab:
 
     The pieces then do not tell whether the whole has gaps in memory: some may be whole themselves.
     """
+
+    def __init__(
+        self,
+        local: Tensor,
+        layout: Layout,
+        mesh: Mesh,
+        is_view: bool = False,
+        is_part: bool = False,
+    ) -> None:
+        """As a dataclass does it, in a third of the time: every operator makes a Slab."""
+        fields = self.__dict__
+        fields["local"], fields["layout"], fields["mesh"] = local, layout, mesh
+        if is_view or is_part:
+            fields["is_view"], fields["is_part"] = is_view, is_part
 
     __array_ufunc__ = None  # so that numpy leaves ``np.float64(2) * x`` to us
     _run = staticmethod(dispatch)  # what computes a function of Slabs of this class

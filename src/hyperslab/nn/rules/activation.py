@@ -21,9 +21,10 @@ def _make_rule(function: Callable[..., Any], slope_of: Callable[..., tuple[float
 
     @register(function)
     def activate(input: Any, *args: Any, **kwargs: Any) -> Any:
-        slope, in_place = slope_of(*args, **kwargs)
-        if _can_wait(input, slope, in_place=in_place):
-            return defer_activation(input, slope, in_place=in_place)
+        if type(input) is not Slab or fused.pays(input.local):
+            slope, in_place = slope_of(*args, **kwargs)
+            if _can_wait(input, slope, in_place=in_place):
+                return defer_activation(input, slope, in_place=in_place)
         return pointwise(input, *args, **kwargs)
 
     ACTIVATIONS.add(function)

@@ -69,10 +69,13 @@ def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
-        if type(x) is Slab and not _has_tensors(args, kwargs):
+        if type(x) is Slab and len(args) == 1 and not kwargs:
+            local = function(x.local)
+        elif type(x) is Slab and not _has_tensors(args, kwargs):
             local = function(x.local, *args[1:], **kwargs)
-            return x if local is x.local else _result(function, local, x)
-        return _run_aligned(function, args, kwargs, in_place=in_place)
+        else:
+            return _run_aligned(function, args, kwargs, in_place=in_place)
+        return x if local is x.local else _result(function, local, x)
 
     return rule
 
