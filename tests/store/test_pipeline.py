@@ -69,3 +69,22 @@ def test_no_more_is_begun_than_may_be_ahead():
     time.sleep(0.02)
     assert len(begun) == 3
     pipeline.stop()
+
+
+def test_another_is_begun_before_the_one_after_that_which_is_asked_for_is_finished():
+    begun, seen, gate = [], {}, threading.Event()
+
+    def finish(_):
+        gate.wait()
+        seen[len(seen)] = len(begun)
+
+    pipeline = Pipeline(itertools.count(), begun.append, finish, 2)
+    taker = threading.Thread(target=pipeline.take)
+    taker.start()
+    deadline = time.monotonic() + 20
+    while pipeline._num_allowed < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    gate.set()
+    taker.join()
+    pipeline.drain()
+    assert seen[1] == 3

@@ -17,9 +17,10 @@ Item = TypeVar("Item")
 class Pipeline(Generic[Plan, Begun, Item]):
     """Makes an item of each plan: ``begin`` starts the work and returns at once, ``finish`` waits.
 
-    At most ``depth`` items are begun and not taken yet; with a depth of 0 one is begun when it is
-    asked for. Both calls are made by one thread, in the order of the plans, so that they may talk
-    to other ranks; all ranks begin the same plans, as far as they take the same items.
+    Beside the item that is asked for, at most ``depth`` are begun and not taken yet. To ask lets
+    the next one begin: if taking did, the thread would finish another item before it heard of it.
+    Both calls are made by one thread, in the order of the plans, so that they may talk to other
+    ranks; all ranks begin the same plans, as far as they ask for the same items.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class Pipeline(Generic[Plan, Begun, Item]):
         finish: Callable[[Begun], Item],
         depth: int,
     ) -> None:
-        self._plans, self._begin, self._finish, self._depth = plans, begin, finish, depth
+        self._plans, self._begin, self._finish = plans, begin, finish
         self._change = threading.Condition()
         self._num_allowed, self._num_begun = depth, 0
         self._ready: deque[Item] = deque()
@@ -41,26 +42,19 @@ class Pipeline(Generic[Plan, Begun, Item]):
     def take(self) -> Item:
         """The next item; raises what its making raised."""
         with self._change:
-            if not self._depth:
-                self._allow_one_more()
+            self._num_allowed += 1
+            self._change.notify_all()
             while not self._ready and self._error is None:
                 self._change.wait()
             if not self._ready:
                 raise self._told_error()
-            item = self._ready.popleft()
-            if self._depth:
-                self._allow_one_more()
-        return item
+            return self._ready.popleft()
 
     def _told_error(self) -> BaseException:
         """What was raised, once; then words: who raises an error gives it what he refers to."""
         assert self._error is not None
         error, self._error = self._error, CommError(f"batches are no longer made: {self._error}")
         return error
-
-    def _allow_one_more(self) -> None:
-        self._num_allowed += 1
-        self._change.notify_all()
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Ends it when all that was allowed has been made, as it is on every other rank."""
