@@ -65,9 +65,9 @@ def _list_files(dataset: Dataset) -> list[_File]:
 
 def _difference(first: int, ours: Sequence[_File], rank: int, theirs: Sequence[_File]) -> str:
     """The first file that two ranks do not have alike, and how it differs, in words."""
-    for mine, others, has, lacks in ((ours, theirs, first, rank), (theirs, ours, rank, first)):
+    for listed, others, has, lacks in ((ours, theirs, first, rank), (theirs, ours, rank, first)):
         known = {file.name for file in others}
-        for file in mine:
+        for file in listed:
             if file.name not in known:
                 return (
                     f"rank {lacks} has no file {file.name}, which rank {has} has at {file.path} "
