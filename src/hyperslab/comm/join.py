@@ -9,8 +9,7 @@ from contextlib import closing
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import DistNetworkError
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
 from hyperslab.comm.launch import Launch, how_to_set
 from hyperslab.errors import CommError, ConfigError
