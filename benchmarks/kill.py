@@ -92,7 +92,7 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self.before = self.newest()
         self.begin = time.monotonic()
-        command = [sys.executable, "-m", "hyperslab", "train", "run.toml", "--run", folder.name]
+        command = [sys.executable, "-m", "hyperslab", "train", "run.toml", "--folder", folder.name]
         self.output = folder.with_suffix(".out").open("w+")
         self.process = subprocess.Popen(
             [*command, *(["--resume"] if resume else [])],

@@ -54,7 +54,7 @@ def main():
         *args.set,
     ]
     settings = [word for change in changes for word in ("--set", change)]
-    hyperslab("train", CONFIG, *settings, "--run", run)
+    hyperslab("train", CONFIG, *settings, "--folder", run)
 
     scores = json.loads((run / "summary.json").read_text())["scores"]["test"]
     print("\nOn universes it has never seen (1 is perfect, 0 is always guessing the mean):")

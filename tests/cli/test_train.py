@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from rich.text import Text
+from torch.distributed.run import get_args_parser as torchrun_parser
 
 from hyperslab.cli import rank_count, rank_errors
+from hyperslab.cli.export import export as export_command
 from hyperslab.cli.main import main
 from hyperslab.cli.rank_count import count_ranks, find_launcher
 from hyperslab.cli.rank_errors import FOLDER, read_errors, told_once
+from hyperslab.cli.train import train as train_command
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.train.preset_list import PRESETS
 from hyperslab.train.read_config import read_config
@@ -122,12 +125,14 @@ def test_a_run_goes_to_a_folder_of_its_name_unless_told_otherwise(runs):
     Path("mine.toml").write_text("base = 'hepcnn'")
     train("hepcnn")
     train("mine.toml")
+    train("mine.toml", "--folder", "there", "--resume")
     train("mine.toml", "--run", "there", "--resume")
     train("mine.toml", "--set", "run.folder=elsewhere")
     seen = [(config.run.folder, resume) for config, resume in runs]
     assert seen == [
         ("runs/hepcnn", False),
         ("runs/mine", False),
+        ("there", True),
         ("there", True),
         ("elsewhere", False),
     ]
@@ -307,6 +312,16 @@ def test_a_run_is_what_it_is_even_if_nobody_can_read_of_it(fake_trainer, closed_
 
 
 # Under a launcher
+
+
+@pytest.mark.parametrize("command", [train_command, export_command], ids=lambda each: each.name)
+def test_torchrun_leaves_every_option_to_us(command):
+    """It takes the beginning of one of its own options for that option, wherever it stands."""
+    documented = [each for each in command.params if not getattr(each, "hidden", False)]
+    shown = [name for each in documented for name in each.opts if name.startswith("-")]
+    assert shown
+    ours = ["-m", "hyperslab", command.name, *(word for each in shown for word in (each, "value"))]
+    assert torchrun_parser().parse_args(ours).training_script_args == ours[2:]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import last_words
+from hyperslab.comm import join, last_words
 from hyperslab.testing import Team, seeded
 
 PATIENT_SECONDS = 100
@@ -222,6 +222,27 @@ def test_a_rank_that_does_not_come_is_not_waited_for(missing, how):
     assert kind == "CommError"
     assert f"rank {1 - missing} of 2 did not meet the others at 127.0.0.1:" in text
     assert f"within {HASTY_SECONDS} s: a rank died, raised an error or was not started" in text
+
+
+# Another program listens where rank 0 should
+
+
+def init_at(port):
+    os.environ["MASTER_PORT"] = str(port)
+    join.ANSWER_SECONDS = 0.2
+    return caught(lambda: hs.init(height=2, device="cpu"))
+
+
+def test_a_port_in_use_stops_all_ranks_and_is_told_first():
+    """Torch alone tells it of rank 0, and rank 1 waits for an answer without end."""
+    with socket.create_server(("127.0.0.1", 0)) as other, Team(2, timeout_seconds=60) as team:
+        port = other.getsockname()[1]
+        errors = team.run(init_at, port)
+    causes = ("rank 0 cannot listen there", "what listens there does not answer as rank 0 would")
+    for (kind, text, _), cause in zip(errors, causes, strict=True):
+        assert kind == "ConfigError"
+        assert text.startswith(f"port {port} of 127.0.0.1 is in use by another program")
+        assert f"{cause}; end that program, or set MASTER_PORT to a free port" in text
 
 
 # Whole programs

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -178,9 +179,37 @@ def test_weights_of_another_run_can_be_the_start(files, tmp_path, straight):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_spoils_no_checkpoint(files, tmp_path):
-    with pytest.raises(HyperslabError, match="at step 2: lower optimizer"):
+    words = "at step 2, with a learning rate of .* hold finite values alone: lower optimizer"
+    with pytest.raises(HyperslabError, match=words):
         train(tmp_path / "run", files, PLAIN, "optimizer.name=sgd", "optimizer.lr=1e200")
     assert not list((tmp_path / "run" / "checkpoints").glob("step_????????"))
+
+
+@pytest.fixture
+def spoiled(files, tmp_path):
+    """The cubes, with a NaN in the last row of the third."""
+    folder = tmp_path / "spoiled"
+    shutil.copytree(Path(files["cosmo"]).parent, folder)
+    paths = sorted(folder.glob("*.h5"))
+    for path in paths:
+        with h5py.File(path, "r+") as file:
+            cubes = file["full"][...].astype("float32")  # whole numbers know no NaN
+            cubes.reshape(-1)[-1] = float("nan") if path == paths[2] else 0
+            del file["full"]
+            file["full"] = cubes
+    return {"cosmo": str(folder / "*.h5")}, paths[2]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"depth": 1}, {"depth": 2}])
+def test_a_sample_that_makes_the_loss_nan_is_named_on_all_ranks(axes, spoiled, tmp_path):
+    spoiled_files, third = spoiled
+    changes = [f"mesh.depth={axes['depth']}", "data.shuffle=none", "run.log_every=3"]
+    with pytest.raises(HyperslabError) as error:
+        train(tmp_path / "run", spoiled_files, *changes)
+    told = str(error.value)
+    assert told.startswith(f"the loss became nan at step 2: sample 2 (number 0 in {third}) holds ")
+    assert "nan in array 'full'; mend or remove it" in told
 
 
 def test_a_folder_that_holds_a_run_is_not_written_to_unasked(files, straight):

@@ -42,7 +42,7 @@ Examples:
   hyperslab train mine.toml --set data.batch_size=8 --set 'data.files="big/*.h5"'
   hyperslab train mine.toml --set optimizer.options.betas=[0.9,0.99] --set train.clip=none
   torchrun --nproc-per-node 4 -m hyperslab train mine.toml --set mesh.depth=4
-  srun --ntasks 64 hyperslab train mine.toml --run /scratch/run7 --resume
+  srun --ntasks 64 hyperslab train mine.toml --folder /scratch/run7 --resume
 """
 
 GO_ON = "the same command with --resume goes on from the last checkpoint, if there is one"
@@ -63,11 +63,15 @@ GO_ON = "the same command with --resume goes on from the last checkpoint, if the
     help="Local processes to start; default: as many as the mesh asks for, else one a GPU.",
 )
 @click.option(
-    "--run",
-    "--folder",  # torchrun takes --run for an option of its own
-    "folder",
+    "--folder",
     type=click.Path(file_okay=False),
-    help="The folder to write to (under torchrun --folder); default: runs/ and the name of CONFIG.",
+    help="The folder to write to; default: runs/ and the name of CONFIG.",
+)
+@click.option(
+    "--run",  # the old name of --folder, which torchrun takes for its own --run-path
+    "old_folder",
+    type=click.Path(file_okay=False),
+    hidden=True,
 )
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, if there is one.")
 @click.option("--show", is_flag=True, help="Print all settings as TOML, and do not train.")
@@ -80,6 +84,7 @@ def train(
     changes: tuple[str, ...],
     ranks: int | None,
     folder: str | None,
+    old_folder: str | None,
     resume: bool,
     show: bool,
     listing: bool,
@@ -106,6 +111,7 @@ def train(
     if show:
         _print_config(read_config(source, changes), as_json)
         return
+    folder = folder or old_folder
     with_traceback = bool(ctx.parent and ctx.parent.params.get("traceback"))
     launch = find_launcher()
     if launch:

@@ -15,7 +15,7 @@ from hyperslab.comm.failure import contact
 from hyperslab.comm.graph import is_watched, unwatched
 from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, HyperslabError
 
 Result = TypeVar("Result")
 
@@ -50,6 +50,20 @@ def run_together(call: Callable[[], Result], mesh: Mesh) -> Result:
     try:
         result = call()
     except (IndexError, RuntimeError, ValueError) as wrong:
+        error = wrong
+    agree(error, mesh)
+    return cast(Result, result)
+
+
+def run_on_all(call: Callable[[], Result], mesh: Mesh) -> Result:
+    """What ``call`` returns; where it raises on purpose on one rank, all of them stop.
+
+    Collective over all ranks. The error has its own type on the ranks that bring it.
+    """
+    result, error = None, None
+    try:
+        result = call()
+    except HyperslabError as wrong:
         error = wrong
     agree(error, mesh)
     return cast(Result, result)

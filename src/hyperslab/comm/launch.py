@@ -95,6 +95,11 @@ def choose_port(key: str) -> int:
     return _FIRST_PORT + zlib.crc32(key.encode()) % _NUM_PORTS
 
 
+def how_to_set(launch: Launch) -> str:
+    """How ``MASTER_ADDR`` and ``MASTER_PORT`` reach all ranks, where it needs to be said."""
+    return _HOW_TO_SET.get(launch.launcher, "")
+
+
 def _from_torchrun(environ: Mapping[str, str]) -> Launch:
     rank, size, addr = (environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
     if size == "1" or addr == "localhost" or addr.startswith("127."):

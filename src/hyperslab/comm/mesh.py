@@ -6,7 +6,6 @@ import atexit
 import gc
 import itertools
 import math
-import os
 import sys
 import weakref
 from collections.abc import Collection, Mapping
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from hyperslab.comm.groups import forget_groups, group_of
+from hyperslab.comm.join import first_line, join_ranks
 from hyperslab.comm.journal import journal
 from hyperslab.comm.last_words import leave_words
 from hyperslab.comm.launch import Launch, find_launch
@@ -147,7 +147,8 @@ def init(
         return Mesh(grid, 0, place, None, timeout)
     backend = _backend(place, launch)
     if not dist.is_initialized():
-        _join(launch, backend, timeout)
+        join_ranks(launch, backend, timeout)
+        atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
     _meet(mesh)
     return mesh
@@ -200,29 +201,6 @@ def _backend(device: torch.device, launch: Launch) -> str:
     return "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
 
 
-def _join(launch: Launch, backend: str, timeout: timedelta) -> None:
-    place = f"{launch.master_addr}:{launch.master_port}"
-    try:
-        if launch.launcher == "torchrun":  # its agent already listens on MASTER_PORT
-            os.environ.setdefault("MASTER_ADDR", launch.master_addr or "127.0.0.1")
-            dist.init_process_group(backend, timeout=timeout)
-        else:
-            dist.init_process_group(
-                backend,
-                init_method=f"tcp://{place}",
-                rank=launch.rank,
-                world_size=launch.num_ranks,
-                timeout=timeout,
-            )
-    except RuntimeError as error:
-        raise CommError(
-            f"rank {launch.rank} of {launch.num_ranks} did not meet the others at {place} within "
-            f"{timeout.total_seconds():g} s: a rank died, raised an error or was not started, or "
-            f"the address cannot be reached ({_first_line(error)})"
-        ) from error
-    atexit.register(_leave, backend)
-
-
 def _leave(backend: str) -> None:
     """Destroys the process group at exit, without which gloo aborts many a process at its end.
 
@@ -254,7 +232,7 @@ def _meet(mesh: Mesh) -> None:
     except RuntimeError as error:
         raise CommError(
             f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
-            f"another rank died or raised an error ({_first_line(error)})"
+            f"another rank died or raised an error ({first_line(error)})"
         ) from error
     for rank, theirs in enumerate(sizes):
         if theirs != sizes[0]:
@@ -262,7 +240,3 @@ def _meet(mesh: Mesh) -> None:
                 f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
                 f"{rank} for {Grid(theirs).describe()}"
             )
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

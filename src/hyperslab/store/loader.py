@@ -24,6 +24,7 @@ from hyperslab.store.crew import Crew
 from hyperslab.store.maker import BatchMaker, LocalBatch
 from hyperslab.store.memory import MemoryStore
 from hyperslab.store.normalize import Normalize
+from hyperslab.store.not_finite import find_not_finite
 from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Alone, Peers
 from hyperslab.store.placement import Placement
@@ -188,6 +189,20 @@ class Loader:
         self._schedule, self._at = restored(self._schedule, state)
         self._is_within = False
         self._loop += 1
+
+    def find_not_finite(self, epoch: int, start: int, stop: int) -> str:
+        """The first NaN or infinity in samples ``start`` to ``stop`` of an epoch, in words.
+
+        It is empty if all values are finite; samples that cannot be read are left out. Collective
+        over all ranks, each of which reads its own boxes from the files.
+        """
+        indices = self._schedule.order(epoch)[start:stop].tolist()
+        peers = self._peers()
+        try:
+            found = peers.tell_all(find_not_finite(self._dataset, self._placement, indices))
+        finally:
+            peers.close()
+        return min(filter(None, found), default=(0, ""))[1]
 
     def close(self) -> None:
         """Ends the threads and frees the memory; a later ``for`` begins anew."""

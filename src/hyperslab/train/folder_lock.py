@@ -77,7 +77,7 @@ def _check_free(fd: int, path: Path) -> None:
     who = f"process {holder.pid} on {holder.host}" if holder else "just started"
     raise ConfigError(
         f"another run writes into {path.parent} ({who}): stop it, or choose another folder with "
-        f"--run{advice}"
+        f"--folder{advice}"
     )
 
 

@@ -24,7 +24,7 @@ from hyperslab.train.config import Config
 from hyperslab.train.datasets import check_same_parts
 from hyperslab.train.evaluate import evaluate
 from hyperslab.train.optimizers import choose_settings, take_step
-from hyperslab.train.pace import Pace
+from hyperslab.train.pace import Pace, StepPlace
 from hyperslab.train.progress import TrainProgress
 from hyperslab.train.recorder import Recorder
 from hyperslab.train.rng import random_state, set_random_state
@@ -161,7 +161,7 @@ class Trainer:
         take_step(self.optimizer)
         self.optimizer.zero_grad()
         self.standing.step += 1
-        self.pace.add(loss, passes.num_samples)
+        self.pace.add(loss, passes.num_samples, self._place(passes.step))
         if self.standing.step % self.config.run.log_every == 0:
             self._report()
         else:
@@ -239,9 +239,41 @@ class Trainer:
 
     def _start(self, step: int) -> float:
         """The epochs before a step of the epoch that batches were last taken of."""
+        start = step * self.config.data.batch_size
+        return float(self._epoch() + start / self.loader.state_dict()["num_samples"])
+
+    def _epoch(self) -> int:
+        """That batches were last taken of."""
         at = self.loader.state_dict()
-        epoch = at["epoch"] - (at["sample"] == 0)
-        return float(epoch + step * self.config.data.batch_size / at["num_samples"])
+        return int(at["epoch"] - (at["sample"] == 0))
+
+    def _place(self, step: int) -> StepPlace:
+        """The step that was just made, number ``step`` of its epoch."""
+        return StepPlace(
+            self.standing.step,
+            self._epoch(),
+            step * self.config.data.batch_size,
+            self.optimizer.param_groups[0]["lr"],
+        )
+
+    def _explain(self, loss: float, place: StepPlace) -> str:
+        """Why a loss is not finite: its samples, if they are not, else what else may be.
+
+        Collective over all ranks. It reads the samples again: no other step pays for this.
+        """
+        told = f"the loss became {loss} at step {place.step}"
+        stop = place.start + self.config.data.batch_size
+        if found := self.loader.find_not_finite(place.epoch, place.start, stop):
+            return (
+                f"{told}: {found}; mend or remove it, or give such samples no part in "
+                "data.files; all checkpoints are from before"
+            )
+        return (
+            f"{told}, with a learning rate of {place.lr:.4g}, and the files of its samples hold "
+            "finite values alone: lower optimizer.lr, set train.clip, warm up "
+            "(schedule.warmup_epochs), or look at data.normalize and the loss; all checkpoints are "
+            "from before"
+        )
 
     def _is_done(self) -> bool:
         settings = self.config.train
@@ -261,7 +293,7 @@ class Trainer:
     # Log and checkpoints
 
     def _report(self) -> None:
-        stretch = self.pace.settle(self.standing.step)
+        stretch = self.pace.settle(self._explain)
         if stretch is None:
             return
         norm = self._norm.full_tensor() if isinstance(self._norm, DTensor) else self._norm

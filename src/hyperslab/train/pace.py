@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,11 +27,23 @@ class Stretch:
     """Of the time, how much was spent waiting for batches."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepPlace:
+    """A step of the optimizer: its number, and which samples it was made with."""
+
+    step: int
+    epoch: int
+    start: int
+    """Of its samples in the order of the epoch."""
+    lr: float
+
+
 @dataclass
 class Pace:
     """Collects what happens in steps, without waiting for the device."""
 
     _losses: list[Tensor] = field(default_factory=list)
+    _places: list[StepPlace] = field(default_factory=list)
     _num_samples: int = 0
     _waited: float = 0.0
     _start: float = field(default_factory=time.perf_counter)
@@ -47,37 +60,32 @@ class Pace:
             self._waited += time.perf_counter() - start
             yield batch
 
-    def add(self, loss: Tensor, num_samples: int) -> None:
+    def add(self, loss: Tensor, num_samples: int, place: StepPlace) -> None:
         self._losses.append(loss.detach())
+        self._places.append(place)
         self._num_samples += num_samples
 
     def rest(self) -> None:
         """Leaves out of the measured time what passed since the last step."""
         self._start, self._waited, self._num_samples = time.perf_counter(), 0.0, 0
 
-    def settle(self, step: int) -> Stretch | None:
-        """The stretch up to ``step``, or None if it has no steps; waits for the device.
+    def settle(self, explain: Callable[[float, StepPlace], str]) -> Stretch | None:
+        """The stretch up to the last step, or None if it has no steps; waits for the device.
 
-        Raises if a loss is not a number: losses are the same on all ranks, and so is the error.
+        Raises what ``explain`` says if a loss is not a number: losses are the same on all ranks,
+        and so is the error.
         """
         if not self._losses:
             return None
-        losses = torch.stack(self._losses).double().tolist()
-        _check(losses, step)
+        losses: list[float] = torch.stack(self._losses).double().tolist()
+        for loss, place in zip(losses, self._places, strict=True):
+            if not math.isfinite(loss):
+                raise HyperslabError(explain(loss, place))
         seconds = max(time.perf_counter() - self._start, 1e-9)
         stretch = Stretch(
             sum(losses) / len(losses), self._num_samples / seconds, min(1.0, self._waited / seconds)
         )
         self._losses.clear()
+        self._places.clear()
         self.rest()
         return stretch
-
-
-def _check(losses: list[Any], step: int) -> None:
-    for number, loss in enumerate(losses, step - len(losses) + 1):
-        if not abs(loss) < float("inf"):
-            raise HyperslabError(
-                f"the loss became {loss} at step {number}: lower optimizer.lr, set train.clip, "
-                "warm up (schedule.warmup_epochs), or look for such values in the data; all "
-                "checkpoints are from before"
-            )

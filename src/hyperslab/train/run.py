@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.mesh import Mesh, init
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
@@ -38,6 +39,7 @@ from hyperslab.train.read_config import config_to_toml
 from hyperslab.train.recorder import Recorder
 from hyperslab.train.run_folder import RunFolder
 from hyperslab.train.schedule import RateFactor
+from hyperslab.train.start_report import start_report
 from hyperslab.train.stop_signals import StopSignals
 from hyperslab.train.stopping import CAN_GO_ON
 from hyperslab.train.task import make_task
@@ -56,7 +58,7 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
-        parts = open_parts(config)
+        parts = run_on_all(lambda: open_parts(config), mesh)
         model = make_model(config, mesh, parts["train"])
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
@@ -65,6 +67,8 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         folder.note_start(config_to_toml(config), mesh)
         trainer.recorder.begin(trainer.standing.step)
         trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
+        for line in start_report(config, mesh, parts):
+            trainer.progress.say(line)
         if went_on:
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
         signal = trainer.fit()

@@ -143,7 +143,7 @@ class RunFolder:
         if step is not None and not resume:
             raise ConfigError(
                 f"{self.path} holds a run that reached step {step}: continue it with --resume, or "
-                "choose another folder with --run"
+                "choose another folder with --folder"
             )
         make_folder(self.figures)
 
@@ -155,7 +155,7 @@ class RunFolder:
         if results or strange:
             raise ConfigError(
                 f"{self.path} holds {', '.join(results + strange)}, and no checkpoint to go on "
-                "from: choose another folder with --run"
+                "from: choose another folder with --folder"
             )
 
     def _note_start(self, config_toml: str, mesh: Mesh) -> None:
