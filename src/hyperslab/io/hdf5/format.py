@@ -182,6 +182,7 @@ def _chunked(found: _Described, rows: NDArray[np.int64]) -> ArrayReader:
         decode=decode if found.filters else None,
         fill_value=found.fill[0],
         storage=found.storage(),
+        file=found.file,
     )
 
 
