@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
 from operator import mul
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -41,7 +41,6 @@ SHORT_ROWS = range(16, 4096)
 """Bytes of a row that NumPy copies faster as one item than as many."""
 
 
-@runtime_checkable
 class Reader(Protocol):
     """What a copy reads with: a file, or a chunk that is decoded as it is read."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, Reader, copy, strides_of
+from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, copy, strides_of
 from hyperslab.io.contiguous import read_box
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
@@ -36,7 +37,15 @@ class Chunk:
     """For ``decode``: the filters that were skipped when this chunk was written."""
 
 
-Decode = Callable[[memoryview, Chunk], Buffer | Reader]
+class BlockReader(ABC):
+    """A chunk whose blocks were compressed each by itself: only those asked for are decoded."""
+
+    @abstractmethod
+    def fill(self, buffer: memoryview, offset: int) -> None:
+        """Fills ``buffer`` with the decoded bytes from ``offset`` on."""
+
+
+Decode = Callable[[memoryview, Chunk], Buffer | BlockReader]
 
 
 class _Cut(NamedTuple):
@@ -85,9 +94,9 @@ class ChunkedArray(ArrayReader):
             Called from many threads.
         decode: Turns the stored bytes of a chunk into those of its elements in C order; raises
             ``FormatError`` saying what is wrong with them, and need not name the file. What it
-            gives may be the bytes given, or lie in ``scratch``: it is copied at once. Where it can
-            decode a part alone it gives a ``Reader`` of the chunk. None says that chunks are stored
-            as they are; then only what a box needs of a chunk is read.
+            gives may be the bytes given, or lie in ``scratch``: it is copied at once. Or it gives
+            a ``BlockReader``, and only what a box needs is decoded. None says that chunks are
+            stored as they are; then only what a box needs of a chunk is read.
         fill_value: What chunks hold that were never written.
         storage: What ``storage()`` gives.
         axes: The order of dims, where the format knows it.
@@ -177,7 +186,7 @@ class ChunkedArray(ArrayReader):
             stored = scratch.take(chunk.nbytes, chunk.offset).data
             chunk.file.fill(fd, stored, chunk.offset)
             decoded = decode(stored, chunk)
-            if isinstance(decoded, Reader):
+            if isinstance(decoded, BlockReader):
                 self._copy_of(part).run(decoded, max_threads=1)
             else:
                 pairs = zip(part.starts, part.out.shape, strict=True)
