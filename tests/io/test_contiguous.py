@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hyperslab.errors import FormatError
-from hyperslab.io import batch_read, box_copy, read_ahead
+from hyperslab.io import box_copy, read_ahead
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
@@ -129,13 +129,8 @@ def cold(monkeypatch):
             raise BlockingIOError
         return preadv(fd, buffers, offset)
 
-    def wait_for_disk_too(fd, offsets, addresses, nbytes, flags=0):
-        read_batch = batch_read.read_batch if not flags else lambda *_: np.zeros(len(offsets), int)
-        return read_batch(fd, offsets, addresses, nbytes)
-
     monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(os, "preadv", wait_for_disk)
-    monkeypatch.setattr(read_ahead, "read_batch", wait_for_disk_too)
     return told
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, product
-from typing import Any, NamedTuple, TypeVar
+from operator import mul
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from hyperslab.io.batch_read import BATCH_SIZE, can_batch
 from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.read_ahead import Range, RangeReader
+from hyperslab.io.read_ahead import Range
 from hyperslab.io.threads import for_each, num_threads
 
 T = TypeVar("T")
@@ -28,15 +28,24 @@ GAP_NBYTES = 16 << 10
 """Gaps up to this long are read too, rather than with another call."""
 SCRATCH_NBYTES = 2 << 20
 """Read at a time where runs are shorter; stays in the cache until it is copied out."""
-PIECE_NBYTES = 2 << 20
+PIECE_NBYTES = 4 << 20
 """Longer runs are read in pieces of this size, by several threads."""
 SLOW_COPY = range(1, 32)
 """How many bytes further into its page than the file's a buffer begins where the kernel's copy is
 2 to 5 times slower."""
 SHORT_NBYTES = 256 << 10
-"""Threads whose reads are shorter than this would spend their time waiting for Python's lock."""
-MAX_LANES = 4
+"""Threads that make shorter reads spend their time waiting for Python's lock: one makes them."""
+MAX_THREADS = 4
 """Threads that read one box; more were no faster."""
+SHORT_ROWS = range(16, 4096)
+"""Bytes of a row that NumPy copies faster as one item than as many."""
+
+
+class Reader(Protocol):
+    """What a copy reads with: a file, or a chunk that is decoded as it is read."""
+
+    def fill(self, buffer: memoryview, offset: int) -> None:
+        """Fills ``buffer`` with the bytes from ``offset`` on."""
 
 
 class Dim(NamedTuple):
@@ -46,6 +55,11 @@ class Dim(NamedTuple):
     in_file: int
     """Bytes from one index to the next."""
     in_out: int
+
+
+def strides_of(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Bytes from one index to the next, for each dim of an array in C order."""
+    return tuple(math.prod(shape[dim + 1 :]) * dtype.itemsize for dim in range(len(shape)))
 
 
 def merged(dims: Iterable[Dim]) -> tuple[Dim, ...]:
@@ -73,6 +87,22 @@ class BoxCopy:
     """The last varies fastest in the file."""
     out: NDArray[Any]
 
+    @classmethod
+    def of(
+        cls,
+        first: int,
+        dtype: np.dtype[Any],
+        strides: Sequence[int],
+        starts: Iterable[int],
+        out: NDArray[Any],
+    ) -> BoxCopy:
+        """Of a box of the shape of ``out`` that begins at the indices ``starts``.
+
+        ``strides`` are those of the array in the file, whose first item lies at ``first``.
+        """
+        offset = first + sum(map(mul, starts, strides))
+        return cls(offset, dtype, merged(map(Dim, out.shape, strides, out.strides)), out)
+
     def __post_init__(self) -> None:
         if not self.dims:  # a single item
             itemsize = self.dtype.itemsize
@@ -84,7 +114,7 @@ class BoxCopy:
         sizes = [(dim.size - 1) * dim.in_file for dim in self.dims]
         return tuple(sum(sizes[n:]) + self.dtype.itemsize for n in range(len(sizes) + 1))
 
-    @property
+    @cached_property
     def is_direct(self) -> bool:
         """Whether the runs of the file are runs of ``out`` too, and long enough for a call each."""
         run = self.dims[-1]
@@ -92,18 +122,29 @@ class BoxCopy:
             return False
         if run.size * run.in_file < DIRECT_NBYTES:
             return len(self.dims) == 1
-        return (self.out.ctypes.data - self.offset) % mmap.PAGESIZE not in SLOW_COPY
+        address = self.out.__array_interface__["data"][0]
+        return (address - self.offset) % mmap.PAGESIZE not in SLOW_COPY
+
+    @property
+    def is_short(self) -> bool:
+        """Whether its reads are too short to be shared out to threads."""
+        if not self.is_direct:
+            return self._blocks.is_sparse and self._blocks.cover < SHORT_NBYTES
+        row_nbytes = self.dims[-1].size * self.dtype.itemsize
+        return len(self.dims) > 1 and row_nbytes < SHORT_NBYTES
 
     def is_all_until(self, stop: int) -> bool:
         """Whether it reads everything from its first byte to byte ``stop``, small gaps aside."""
         gaps = [dim.in_file - cover for dim, cover in zip(self.dims, self.covers[1:], strict=True)]
         return max(*gaps, stop - self.offset - self.covers[0]) <= GAP_NBYTES
 
-    def run(self, reader: RangeReader) -> None:
+    def run(self, reader: Reader, max_threads: int = MAX_THREADS) -> None:
+        """Reads with ``reader``, on ``max_threads`` threads at most."""
+        most = 1 if self.is_short else max_threads
         if self.is_direct:
-            self._run_direct(reader)
+            self._run_direct(reader, min(most, self.out.nbytes // PIECE_NBYTES))
         else:
-            self._run_by_scratch(reader)
+            self._run_by_scratch(reader, min(most, self._blocks.total))
 
     def ranges(self) -> Iterator[Range]:
         """What is read of the file, in order."""
@@ -115,29 +156,15 @@ class BoxCopy:
     def _target(self) -> NDArray[Any]:
         """``out``, with ``dims`` for its dims."""
         sizes, strides = [dim.size for dim in self.dims], [dim.in_out for dim in self.dims]
-        return as_strided(self.out, sizes, strides)
+        out = self.out.squeeze()  # often it is that: then a slow call is spared
+        return out if list(out.shape) == sizes else as_strided(self.out, sizes, strides)
 
-    def _run_direct(self, reader: RangeReader) -> None:
+    def _run_direct(self, reader: Reader, num_lanes: int) -> None:
         def read_pieces(lane: Iterable[tuple[int, memoryview]]) -> None:
             for offset, buffer in lane:
                 reader.fill(buffer, offset)
 
-        def read_rows(lane: Iterable[tuple[int, NDArray[np.uint8]]]) -> None:
-            for offset, rows in lane:
-                reader.fill_rows(rows, offset, self.dims[-2].in_file)
-
-        most = self.out.nbytes // PIECE_NBYTES
-        if len(self.dims) == 1 or self.dims[-1].size * self.dtype.itemsize >= SHORT_NBYTES:
-            for_each(read_pieces, _lanes(self._pieces, most))
-        else:
-            for_each(read_rows, _lanes(self._rows, most if can_batch() else 1))
-
-    def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Places in the file, and runs of ``out``, evenly spaced, to be filled from there on."""
-        cut, rows = self.dims[-2], self._target.view(np.uint8)
-        for index, offset in _walk(self.dims[:-2], self.offset):
-            for first in range(0, cut.size, BATCH_SIZE):
-                yield offset + first * cut.in_file, rows[index][first : first + BATCH_SIZE]
+        for_each(read_pieces, _lanes(self._pieces, num_lanes))
 
     def _pieces(self) -> Iterator[tuple[int, memoryview]]:
         """Places in the file, and the memory of ``out`` that is to be filled from there."""
@@ -151,22 +178,32 @@ class BoxCopy:
     def _blocks(self) -> _Blocks:
         return _Blocks.of(self.dims, self.covers)
 
-    def _run_by_scratch(self, reader: RangeReader) -> None:
+    def _run_by_scratch(self, reader: Reader, num_lanes: int) -> None:
         blocks = self._blocks
         strides = [blocks.pitch, *(dim.in_file for dim in blocks.inner)]
 
         def read_lane(lane: Iterable[_Block]) -> None:
             scratch = _scratch()
+            memory = scratch.data
             for index, offset, num in lane:
                 shift = offset % mmap.PAGESIZE  # it lies in its page as it does in the file
-                shape = blocks.rows_of(num)
-                rows = np.ndarray(shape, np.uint8, scratch, shift, (blocks.pitch, 1))
-                reader.fill_rows(rows, offset, blocks.cut.in_file)
+                num_rows, nbytes = blocks.rows_of(num)
+                for row in range(num_rows):
+                    start = shift + row * blocks.pitch
+                    reader.fill(memory[start : start + nbytes], offset + row * blocks.cut.in_file)
                 target = self._target[index]
-                np.copyto(target, np.ndarray(target.shape, self.dtype, scratch, shift, strides))
+                copy(np.ndarray(target.shape, self.dtype, scratch, shift, strides), target)
 
-        most = blocks.total if can_batch() or not blocks.is_sparse else 1
-        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), most))
+        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), num_lanes))
+
+
+def copy(values: NDArray[Any], out: NDArray[Any]) -> None:
+    """As ``out[...] = values``, and faster where rows are short: each is moved as one item."""
+    if values.ndim and out.dtype == values.dtype:
+        row_nbytes = out.shape[-1] * out.itemsize
+        if row_nbytes in SHORT_ROWS and out.strides[-1] == values.strides[-1] == out.itemsize:
+            values, out = values.view(f"V{row_nbytes}"), out.view(f"V{row_nbytes}")
+    out[...] = values
 
 
 _Block = tuple[tuple[int | slice, ...], int, int]
@@ -203,7 +240,6 @@ class _Blocks:
         # A pitch that keeps every slot at the place in its page that it has in the file.
         pitch = cover + (cut.in_file - cover) % mmap.PAGESIZE if is_sparse else cut.in_file
         num = max(1, min(cut.size, (SCRATCH_NBYTES - cover) // pitch + 1))
-        num = min(num, BATCH_SIZE) if is_sparse else num
         return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
 
     @property
@@ -236,7 +272,7 @@ def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], i
 
 def _lanes(walk: Callable[[], Iterator[T]], most: int) -> list[Iterator[T]]:
     """What ``walk`` gives, dealt out to threads in turn: to ``most`` of them at most."""
-    num = max(1, min(most, MAX_LANES, num_threads()))
+    num = max(1, min(most, num_threads()))
     return [islice(walk(), lane, None, num) for lane in range(num)]
 
 

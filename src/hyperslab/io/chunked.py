@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.contiguous import ContiguousArray
+from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, copy, strides_of
+from hyperslab.io.contiguous import read_box
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.scratch import scratch
@@ -20,9 +23,6 @@ from hyperslab.io.threads import for_each
 from hyperslab.layout import Box, Span
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
-
-SHORT_ROWS = range(16, 4096)
-"""Bytes of a row that NumPy copies faster as one item than as many."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,24 @@ class Chunk:
     """For ``decode``: the filters that were skipped when this chunk was written."""
 
 
+class BlockReader(ABC):
+    """A chunk whose blocks were compressed each by itself: only those asked for are decoded."""
+
+    @abstractmethod
+    def fill(self, buffer: memoryview, offset: int) -> None:
+        """Fills ``buffer`` with the decoded bytes from ``offset`` on."""
+
+
+Decode = Callable[[memoryview, Chunk], Buffer | BlockReader]
+
+
 class _Cut(NamedTuple):
     """What a box has of one chunk, along one dim."""
 
     place: int
     """Of the chunk, in the grid."""
-    in_chunk: slice
+    start: int
+    """In the chunk."""
     in_box: slice
 
 
@@ -51,8 +63,24 @@ def _cuts(span: Span, size: int) -> list[_Cut]:
     found = []
     for place in range(span.start // size, (span.stop - 1) // size + 1):
         part = span & Span(place * size, (place + 1) * size)
-        found.append(_Cut(place, part.slice_from(place * size), part.slice_from(span.start)))
+        found.append(_Cut(place, part.start - place * size, part.slice_from(span.start)))
     return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a box has of one chunk."""
+
+    position: tuple[int, ...]
+    """Of the chunk, in the grid."""
+    starts: tuple[int, ...]
+    """In the chunk."""
+    out: NDArray[Any]
+
+    @classmethod
+    def of(cls, cuts: tuple[_Cut, ...], out: NDArray[Any]) -> _Part:
+        places, starts, in_box = zip(*cuts, strict=True) if cuts else ((), (), ())
+        return cls(places, starts, out[(..., *in_box)])  # an array without dims, too
 
 
 class ChunkedArray(ArrayReader):
@@ -66,11 +94,13 @@ class ChunkedArray(ArrayReader):
             Called from many threads.
         decode: Turns the stored bytes of a chunk into those of its elements in C order; raises
             ``FormatError`` saying what is wrong with them, and need not name the file. What it
-            gives may be the bytes given, or lie in ``scratch``: it is copied at once. None says
-            that chunks are stored as they are; then only what a box needs of a chunk is read.
+            gives may be the bytes given, or lie in ``scratch``: it is copied at once. Or it gives
+            a ``BlockReader``, and only what a box needs is decoded. None says that chunks are
+            stored as they are; then only what a box needs of a chunk is read.
         fill_value: What chunks hold that were never written.
         storage: What ``storage()`` gives.
         axes: The order of dims, where the format knows it.
+        file: The one that has all chunks, where one has: it is opened once for all of a box.
     """
 
     def __init__(
@@ -80,10 +110,11 @@ class ChunkedArray(ArrayReader):
         dtype: np.dtype[Any],
         chunk_shape: Sequence[int],
         find: Callable[[tuple[int, ...]], Chunk | None],
-        decode: Callable[[memoryview, Chunk], Buffer] | None,
+        decode: Decode | None,
         fill_value: Any,
         storage: Storage,
         axes: str | None = None,
+        file: DataFile | None = None,
     ) -> None:
         assert len(shape) == len(chunk_shape)
         assert all(extent > 0 for extent in chunk_shape)
@@ -93,7 +124,8 @@ class ChunkedArray(ArrayReader):
         self._stored_dtype = dtype
         self._chunk_shape = tuple(chunk_shape)
         self._chunk_nbytes = math.prod(chunk_shape) * dtype.itemsize
-        self._find, self._decode = find, decode
+        self._strides = strides_of(self._chunk_shape, dtype)
+        self._find, self._decode, self._file = find, decode, file
         self._fill = np.asarray(fill_value, self.dtype)
         self._storage = storage
 
@@ -101,50 +133,65 @@ class ChunkedArray(ArrayReader):
         return self._storage
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
-        def read_part(cuts: tuple[_Cut, ...]) -> None:
-            position = tuple(cut.place for cut in cuts)
-            target: tuple[Any, ...] = (..., *(cut.in_box for cut in cuts))  # of 0-d arrays too
-            self._read_part(position, tuple(cut.in_chunk for cut in cuts), out[target])
+        if not box:
+            return
+        grid = list(map(_cuts, box.spans, self._chunk_shape))
+        with self._file.opened() if self._file else nullcontext() as fd:
 
-        if box:
-            along_dims = map(_cuts, box.spans, self._chunk_shape)
-            for_each(read_part, product(*along_dims))
+            def read_part(cuts: tuple[_Cut, ...], max_threads: int = 1) -> None:
+                self._read_part(_Part.of(cuts, out), fd, max_threads)
 
-    def _read_part(
-        self, position: tuple[int, ...], part: tuple[slice, ...], out: NDArray[Any]
-    ) -> None:
-        """Fills ``out`` with ``part`` of the chunk at ``position``."""
-        chunk = self._find(position)
+            first = tuple(cuts[0] for cuts in grid)
+            if math.prod(map(len, grid)) == 1:
+                read_part(first, MAX_THREADS)
+            elif self._decode is None and self._copy_of(_Part.of(first, out)).is_short:
+                for cuts in product(*grid):
+                    read_part(cuts)
+            else:
+                for_each(read_part, product(*grid))
+
+    def _read_part(self, part: _Part, fd: int | None, max_threads: int) -> None:
+        chunk = self._find(part.position)
         if chunk is None:
-            out[...] = self._fill
+            part.out[...] = self._fill
             return
         try:
-            if self._decode is None and (out.flags.c_contiguous or out.shape != self._chunk_shape):
-                self._read_in_place(chunk, part, out)
-            else:
-                self._read_whole(chunk, part, out)
+            chunk.file.check_range(chunk.offset, chunk.nbytes)
+            with chunk.file.opened() if fd is None else nullcontext(fd) as fd:
+                if self._decode is None:
+                    self._read_stored(chunk, part, fd, max_threads)
+                else:
+                    self._read_decoded(chunk, part, fd, self._decode)
         except FormatError as error:
             raise FormatError(
-                f"{chunk.file.path}, chunk {position} at byte {chunk.offset}: {error}"
+                f"{chunk.file.path}, chunk {part.position} at byte {chunk.offset}: {error}"
             ) from error
         except MemoryError as error:
             raise FormatError(
-                f"{chunk.file.path}: there is no memory for chunk {position} of "
+                f"{chunk.file.path}: there is no memory for chunk {part.position} of "
                 f"{self._chunk_nbytes} bytes"
             ) from error
 
-    def _read_in_place(self, chunk: Chunk, part: tuple[slice, ...], out: NDArray[Any]) -> None:
-        self._check_nbytes(chunk.nbytes)
-        array = ContiguousArray(chunk.file, chunk.offset, self._chunk_shape, self._stored_dtype)
-        array.read(Box.of(*((along.start, along.stop) for along in part)), out)
+    def _copy_of(self, part: _Part, first: int = 0) -> BoxCopy:
+        """Of ``part`` of the chunk that begins at byte ``first``."""
+        return BoxCopy.of(first, self._stored_dtype, self._strides, part.starts, part.out)
 
-    def _read_whole(self, chunk: Chunk, part: tuple[slice, ...], out: NDArray[Any]) -> None:
-        chunk.file.check_range(chunk.offset, chunk.nbytes)
+    def _read_stored(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
+        self._check_nbytes(chunk.nbytes)
+        stop = chunk.offset + chunk.nbytes
+        read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
+
+    def _read_decoded(self, chunk: Chunk, part: _Part, fd: int, decode: Decode) -> None:
         with scratch.borrowed():
             stored = scratch.take(chunk.nbytes, chunk.offset).data
-            chunk.file.read_into(stored, chunk.offset)
-            decoded = stored if self._decode is None else self._decode(stored, chunk)
-            _copy(self._array(decoded)[part], out)
+            chunk.file.fill(fd, stored, chunk.offset)
+            decoded = decode(stored, chunk)
+            if isinstance(decoded, BlockReader):
+                self._copy_of(part).run(decoded, max_threads=1)
+            else:
+                pairs = zip(part.starts, part.out.shape, strict=True)
+                within = tuple(slice(start, start + size) for start, size in pairs)
+                copy(self._array(decoded)[within], part.out)
 
     def _array(self, decoded: Buffer) -> NDArray[Any]:
         flat = np.frombuffer(decoded, np.uint8)
@@ -157,12 +204,3 @@ class ChunkedArray(ArrayReader):
                 f"it holds {nbytes} bytes, and a chunk of {self._stored_dtype} "
                 f"{self._chunk_shape} has {self._chunk_nbytes}"
             )
-
-
-def _copy(values: NDArray[Any], out: NDArray[Any]) -> None:
-    """As ``out[...] = values``, and faster where rows are short: each is moved as one item."""
-    if values.ndim and out.dtype == values.dtype:
-        row_nbytes = out.shape[-1] * out.itemsize
-        if row_nbytes in SHORT_ROWS and out.strides[-1] == values.strides[-1] == out.itemsize:
-            values, out = values.view(f"V{row_nbytes}"), out.view(f"V{row_nbytes}")
-    out[...] = values

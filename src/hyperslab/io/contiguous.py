@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.box_copy import BoxCopy, Dim, merged
+from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, strides_of
 from hyperslab.io.files import DataFile
 from hyperslab.io.read_ahead import RangeReader
 from hyperslab.io.reader import ArrayReader, Storage
@@ -61,17 +61,21 @@ class ContiguousArray(ArrayReader):
     def read(self, box: Box, out: NDArray[Any]) -> None:
         if not box:
             return
-        copy = self._copy_of(box, out)
         with self._file.opened() as fd:
-            # The rest of an array is left to the kernel, which has nothing else to read ahead.
-            is_rest = copy.is_all_until(self._offset + self._storage.nbytes)
-            copy.run(RangeReader(self._file, fd, None if is_rest else copy.ranges))
+            stop = self._offset + self._storage.nbytes
+            read_box(self._file, fd, self._copy_of(box, out), stop)
 
     def _copy_of(self, box: Box, out: NDArray[Any]) -> BoxCopy:
-        order = -1 if self._fortran else 1
-        shape, spans = self.shape[::order], box.spans[::order]
-        strides = [math.prod(shape[dim + 1 :]) * self._stored.itemsize for dim in range(len(shape))]
-        starts = [span.start * stride for span, stride in zip(spans, strides, strict=True)]
-        sizes = [span.size for span in spans]
-        dims = map(Dim, sizes, strides, out.strides[::order])
-        return BoxCopy(self._offset + sum(starts), self._stored, merged(dims), out)
+        shape, starts = self.shape, [span.start for span in box.spans]
+        if self._fortran:
+            shape, starts, out = shape[::-1], starts[::-1], out.T
+        return BoxCopy.of(self._offset, self._stored, strides_of(shape, self._stored), starts, out)
+
+
+def read_box(
+    file: DataFile, fd: int, copy: BoxCopy, stop: int, max_threads: int = MAX_THREADS
+) -> None:
+    """Copies a box out of an array that ends at byte ``stop`` of a file."""
+    # The rest of an array is left to the kernel, which has nothing else to read ahead.
+    ranges = None if copy.is_all_until(stop) else copy.ranges
+    copy.run(RangeReader(file, fd, ranges), max_threads)

@@ -8,10 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hyperslab.io.batch_read import Numbers, read_batch
 from hyperslab.io.files import DataFile
 
 AHEAD_NBYTES = 32 << 20
@@ -51,35 +47,6 @@ class RangeReader:
             self._tell(len(buffer))
             self._file.fill(self._fd, buffer[done:], offset + done)
         self._num_read += 1
-
-    def fill_rows(self, rows: NDArray[np.uint8], offset: int, step: int) -> None:
-        """Fills each of ``rows`` from ``step`` bytes further on than the one before.
-
-        Does what ``fill`` does, with few system calls. A row lies in one piece in memory; there are
-        at most ``BATCH_SIZE`` of them.
-        """
-        if len(rows) == 1:
-            return self.fill(rows[0].data, offset)
-        missing = np.arange(len(rows))
-        if self._coming is None:
-            missing = self._try_rows(rows, missing, offset, step, os.RWF_NOWAIT)
-        if missing.size:
-            for _ in missing:
-                self._tell(rows.shape[1])
-            missing = self._try_rows(rows, missing, offset, step, 0)
-        for number in missing.tolist():
-            self._file.fill(self._fd, rows[number].data, offset + step * number)
-        self._num_read += len(rows)
-        return None
-
-    def _try_rows(
-        self, rows: NDArray[np.uint8], wanted: Numbers, offset: int, step: int, flags: int
-    ) -> Numbers:
-        """Which of the ``wanted`` rows could not be filled."""
-        offsets, addresses = offset + step * wanted, rows.ctypes.data + rows.strides[0] * wanted
-        counts = read_batch(self._fd, offsets, addresses, rows.shape[1], flags)
-        missing: Numbers = wanted[counts != rows.shape[1]]
-        return missing
 
     def _tell(self, nbytes: int) -> None:
         """Tells of ranges as far ahead as we mean to, when ``nbytes`` more are about to be read."""

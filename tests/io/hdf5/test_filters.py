@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import FormatError
+from hyperslab.io.chunked import BlockReader
 from hyperslab.io.hdf5 import codecs
 from hyperslab.io.hdf5.filters import FilterSpec, Pipeline, UnknownFilter, checked, unshuffled
 from hyperslab.testing.mutations import mutated
@@ -110,6 +111,15 @@ def test_a_missing_package_makes_its_filters_unknown(monkeypatch):
     codecs.plugin.cache_clear()
 
 
+def decoded(pipeline, stored, nbytes=80):
+    found = pipeline.undo(memoryview(stored), 0)
+    if isinstance(found, BlockReader):
+        out = np.zeros(nbytes, np.uint8)
+        found.fill(out.data, 0)
+        return out
+    return found
+
+
 LENGTHS = (b"\0" * 8, b"\xff" * 8, (80).to_bytes(8, "big"))
 
 
@@ -122,4 +132,4 @@ def test_rubbish_is_refused(code, size):
     for start in LENGTHS:
         rubbish = (start + dice.randbytes(100))[:size]
         with pytest.raises(FormatError):
-            pipeline.undo(memoryview(rubbish), 0)
+            decoded(pipeline, rubbish)

@@ -16,7 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hyperslab.errors import FormatError
+from hyperslab.io.chunked import BlockReader
 from hyperslab.io.scratch import Bytes, scratch
 
 _UINT32 = struct.Struct(">I")
@@ -66,7 +69,7 @@ def function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> C
 
 
 def address(array: Bytes, start: int = 0) -> int:
-    return int(array.ctypes.data) + start
+    return int(array.__array_interface__["data"][0]) + start
 
 
 def lzf(stored: Bytes, nbytes: int) -> Bytes:
@@ -118,48 +121,90 @@ def _lz4_block(stored: Bytes, place: int, packed: int, out: Bytes, start: int, s
     _check(done, size, "LZ4")
 
 
-def bitshuffle(stored: Bytes, nbytes: int, itemsize: int, compression: int) -> Bytes:
-    """``compression`` is 0 for none, 2 for LZ4 and 3 for Zstandard."""
-    num_items = nbytes // itemsize
+_BITSHUFFLE = (c_int64, c_void_p, c_void_p, c_size_t, c_size_t, c_size_t)
+
+
+def bitunshuffled(stored: Bytes, nbytes: int, itemsize: int) -> Bytes:
+    """What bitshuffle only reordered."""
+    _check(stored.size, nbytes, "bitshuffle")
     out = scratch.take(nbytes)
-    signature = (c_int64, c_void_p, c_void_p, c_size_t, c_size_t, c_size_t)
-    if compression:
-        names = {2: "bshuf_decompress_lz4", 3: "bshuf_decompress_zstd"}
-        decode = function(plugin("bshuf"), names[compression], *signature)
-        block = _block_header(stored, nbytes, "bitshuffle") // itemsize
-        stored = _checked_blocks(stored, num_items, itemsize, block)
-    else:
-        decode = function(plugin("bshuf"), "bshuf_bitunshuffle", *signature)
-        block = 0
-        _check(stored.size, nbytes, "bitshuffle")
-    used = decode(address(stored), address(out), num_items, itemsize, block)
-    if used < 0:
-        raise FormatError(f"bitshuffle data is damaged (code {used})")
+    decode = function(plugin("bshuf"), "bshuf_bitunshuffle", *_BITSHUFFLE)
+    _check_code(decode(address(stored), address(out), nbytes // itemsize, itemsize, 0))
     return out
 
 
-def _checked_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) -> Bytes:
-    """The blocks that follow the header, if every one of them ends inside.
+class BitshuffledBlocks(BlockReader):
+    """A chunk that bitshuffle compressed with LZ4 (``compression`` 2) or Zstandard (3)."""
 
-    The decoder goes from block to block by their lengths and reads on in one that is damaged until
-    it has made as many bytes as a block has; zeros put behind the last end that, at the latest
-    after two bytes for each that it makes.
-    """
+    def __init__(self, stored: Bytes, nbytes: int, itemsize: int, compression: int) -> None:
+        name = {2: "bshuf_decompress_lz4", 3: "bshuf_decompress_zstd"}[compression]
+        self._decode = function(plugin("bshuf"), name, *_BITSHUFFLE)
+        self._nbytes, self._itemsize = nbytes, itemsize
+        self._block = _block_header(stored, nbytes, "bitshuffle") // itemsize
+        self._block_nbytes = self._block * itemsize
+        num_items = nbytes // itemsize
+        self._places = _places_of_blocks(stored, num_items, itemsize, self._block)
+        self._padded = _padded(stored, 2 * min(self._block, num_items) * itemsize + 64)
+
+    def fill(self, buffer: memoryview, offset: int) -> None:
+        out, stop = np.frombuffer(buffer, np.uint8), offset + len(buffer)
+        while offset < stop:
+            first = offset // self._block_nbytes * self._block_nbytes
+            last = stop if stop == self._nbytes else stop // self._block_nbytes * self._block_nbytes
+            if first == offset < last:  # whole blocks
+                self._undo(first, out[: last - first])
+                done = last - first
+            else:
+                done = self._fill_within_block(first, out[: stop - offset], offset - first)
+            out, offset = out[done:], offset + done
+
+    def _fill_within_block(self, first: int, out: Bytes, start: int) -> int:
+        """Fills ``out`` from ``start`` in the block at ``first``, until the first of both ends."""
+        with scratch.borrowed():
+            block = scratch.take(min(self._block_nbytes, self._nbytes - first))
+            self._undo(first, block)
+            part = block[start : start + out.size]
+            out[: part.size] = part
+            return part.size
+
+    def _undo(self, first: int, out: Bytes) -> None:
+        """Decodes as many blocks as fill ``out``, from the one that begins at ``first``."""
+        stored = address(self._padded, self._places[first // self._block_nbytes])
+        num_items = out.size // self._itemsize
+        _check_code(self._decode(stored, address(out), num_items, self._itemsize, self._block))
+
+
+def _check_code(code: int) -> None:
+    if code < 0:
+        raise FormatError(f"bitshuffle data is damaged (code {code})")
+
+
+def _places_of_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) -> list[int]:
+    """Where the blocks that follow the header begin, if every one of them ends inside."""
     if block <= 0 or block % 8:
         raise FormatError(f"bitshuffle data is damaged: it has blocks of {block} items")
     full, rest = divmod(num_items, block)
     read_length, memory = _UINT32.unpack_from, stored.data
-    place = 12
+    place, places = 12, []
     for _ in range(full + bool(rest // 8)):
         if place + 4 > stored.size:
             raise FormatError("bitshuffle data is damaged: blocks are missing")
+        places.append(place)
         place += 4 + read_length(memory, place)[0]
-    place += (rest % 8) * itemsize
-    _check(stored.size, place, "bitshuffle")
-    padding = 2 * min(block, num_items) * itemsize + 64
-    padded = scratch.take(stored.size - 12 + padding)
-    padded[: stored.size - 12] = stored[12:]
-    padded[stored.size - 12 :] = 0
+    _check(stored.size, place + (rest % 8) * itemsize, "bitshuffle")
+    return [*places, place]  # fewer than 8 items may come without a block
+
+
+def _padded(stored: Bytes, num_zeros: int) -> Bytes:
+    """With zeros behind.
+
+    The decoder goes from block to block by their lengths and reads on in one that is damaged until
+    it has made as many bytes as a block has; zeros end that, at the latest after two bytes for each
+    that it makes.
+    """
+    padded = scratch.take(stored.size + num_zeros)
+    padded[: stored.size] = stored
+    padded[stored.size :] = 0
     return padded
 
 

@@ -12,6 +12,7 @@ from functools import cache, partial
 import numpy as np
 
 from hyperslab.errors import FormatError
+from hyperslab.io.chunked import BlockReader
 from hyperslab.io.hdf5 import codecs
 from hyperslab.io.hdf5.codecs import MissingLibrary
 from hyperslab.io.scratch import Bytes, scratch
@@ -51,13 +52,15 @@ class Pipeline:
             # What lies between two compressors has a size that nobody wrote down.
             raise UnknownFilter(" + ".join(map(str, filters)))
 
-    def undo(self, stored: memoryview, skipped: int) -> Bytes:
+    def undo(self, stored: memoryview, skipped: int) -> Bytes | BlockReader:
         """The chunk stored as these bytes; bit ``i`` of ``skipped`` leaves out filter ``i``."""
         steps = [step for i, step in enumerate(self._steps) if not skipped >> i & 1]
         sizes = [self._nbytes]
         for code, _ in steps:
             sizes.append(sizes[-1] + 4 * (code == FLETCHER32))
         data = np.frombuffer(stored, np.uint8)
+        if len(steps) == 1 and isinstance(bitshuffled := steps[0][1], _Bitshuffled):
+            return bitshuffled.blocks(data, self._nbytes)
         for (_, undo), nbytes in zip(reversed(steps), reversed(sizes[:-1]), strict=True):
             data = undo(data, nbytes)
         return data
@@ -162,12 +165,31 @@ def checked(stored: Bytes, nbytes: int) -> Bytes:
     return data
 
 
+@dataclass(frozen=True)
+class _Bitshuffled:
+    """Undoes bitshuffle with compression, of all of a chunk or block by block."""
+
+    itemsize: int
+    compression: int
+
+    def __call__(self, stored: Bytes, nbytes: int) -> Bytes:
+        out = scratch.take(nbytes)
+        self.blocks(stored, nbytes).fill(out.data, 0)
+        return out
+
+    def blocks(self, stored: Bytes, nbytes: int) -> BlockReader:
+        return codecs.BitshuffledBlocks(stored, nbytes, self.itemsize, self.compression)
+
+
 def _bitunshuffle(values: Sequence[int]) -> Undo:
     codecs.plugin("bshuf")
     compression = values[4] if len(values) > 4 else 0
     if compression not in (0, 2, 3):
         raise UnknownFilter(f"bitshuffle with compression {compression}")
-    return partial(codecs.bitshuffle, itemsize=values[2], compression=compression)
+    if not compression:
+        return partial(codecs.bitunshuffled, itemsize=values[2])
+
+    return _Bitshuffled(values[2], compression)
 
 
 def _from_plugin(name: str, undo: Undo) -> Callable[[Sequence[int]], Undo]:

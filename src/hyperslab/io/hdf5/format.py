@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.chunked import Chunk, ChunkedArray
+from hyperslab.io.chunked import BlockReader, Chunk, ChunkedArray
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile, Identity
 from hyperslab.io.hdf5.chunk_index import ChunkIndex
@@ -171,7 +171,7 @@ def _chunked(found: _Described, rows: NDArray[np.int64]) -> ArrayReader:
         is_edge_unfiltered=found.is_edge_unfiltered,
     )
 
-    def decode(stored: memoryview, chunk: Chunk) -> NDArray[np.uint8]:
+    def decode(stored: memoryview, chunk: Chunk) -> NDArray[np.uint8] | BlockReader:
         return pipeline.undo(stored, chunk.mask)
 
     return ChunkedArray(
@@ -182,6 +182,7 @@ def _chunked(found: _Described, rows: NDArray[np.int64]) -> ArrayReader:
         decode=decode if found.filters else None,
         fill_value=found.fill[0],
         storage=found.storage(),
+        file=found.file,
     )
 
 
