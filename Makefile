@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 READY := .venv/.ready
 
-.PHONY: demo test check clean test-library test-programs
+.PHONY: demo test check wheel-check clean test-library test-programs
 
 demo: $(READY)
 	@.venv/bin/python examples/demo.py $(ARGS)
@@ -31,6 +31,10 @@ check: $(READY)
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+
+# Builds the wheel, and uses it in an empty environment.
+wheel-check:
+	@PYTHON=$(PYTHON) .ci/wheel
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

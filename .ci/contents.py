@@ -1,4 +1,4 @@
-"""What the sdist and the wheel in a folder must have, and must not have: python contents.py dist."""
+"""Checks what the sdist and the wheel of a folder contain: python contents.py dist."""
 
 import sys
 import tarfile
@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 SOURCE = Path("src")
+IN_SDIST = {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/conftest.py"}
 
 
 def main() -> None:
@@ -21,9 +22,7 @@ def main() -> None:
         if path.suffix in (".py", ".toml", ".typed")
     }
     lost = [f"{wheel.name} has no {name}" for name in package - in_wheel]
-    for name in ("README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py", "constraints.txt"):
-        if name not in in_sdist:
-            lost.append(f"{sdist.name} has no {name}")
+    lost += [f"{sdist.name} has no {name}" for name in IN_SDIST - in_sdist]
     if not any(name.endswith("licenses/LICENSE") for name in in_wheel):
         lost.append(f"{wheel.name} has no LICENSE")
     extra = {name for name in in_wheel - package if ".dist-info/" not in name}
