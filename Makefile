@@ -6,7 +6,7 @@ READY := .venv/.ready
 
 JOBS ?= 2
 
-.PHONY: demo test test-all fuzz bench check clean
+.PHONY: demo test test-all fuzz bench check wheel-check clean
 
 demo: $(READY)
 	@.venv/bin/python examples/demo.py $(ARGS)
@@ -34,6 +34,10 @@ check: $(READY)
 	@.venv/bin/ruff format --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
+
+# Builds the wheel, and uses it in an empty environment.
+wheel-check:
+	@PYTHON=$(PYTHON) .ci/wheel
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
