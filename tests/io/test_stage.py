@@ -169,6 +169,37 @@ def test_a_damaged_copy_is_noticed_by_its_checksum(dataset, directory, boxes):
     check_equal(open_staged(dataset, directory, boxes=boxes, verify=True), dataset)
 
 
+@pytest.mark.parametrize("boxes", [None, {"data": BOX}], ids=["file", "box"])
+def test_a_copy_written_to_since_is_refused_without_being_asked_to_verify(
+    dataset, directory, boxes
+):
+    stage(dataset, directory, boxes=boxes)
+    path = data_files(directory)[0]
+    later = path.stat().st_mtime_ns + 10**9
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(later, later))
+    with pytest.raises(FormatError, match=f"{path.name} is damaged"):
+        open_staged(dataset, directory, boxes=boxes)
+
+
+@pytest.mark.parametrize("boxes", [None, {"data": BOX}], ids=["file", "box"])
+def test_a_source_that_changed_in_size_or_time_is_not_read_from_its_old_copy(
+    dataset, directory, boxes
+):
+    stage(dataset, directory, boxes=boxes)
+    path = dataset.paths[0]
+    status = path.stat()
+    np.save(path, np.load(path) + 1)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+    changed = open_data(dataset.paths, axes="NDHWC")
+    with pytest.raises(FormatError, match=r"1 of the files are not in .*has changed"):
+        open_staged(changed, directory, boxes=boxes)
+    staged = open_staged(changed, directory, boxes=boxes, allow_missing=True)
+    check_equal(staged, changed)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": 3}', "\0", '{"source": 1}'])
 def test_a_damaged_record_means_that_nothing_was_staged(dataset, directory, content):
     stage(dataset, directory)
