@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from hyperslab.store.budget import is_memory
-from hyperslab.store.segment import (
-    LARGE_PAGE_NBYTES,
-    Address,
-    Segment,
-    SlotFormat,
-    map_segment,
-)
+from hyperslab.store.segment import Address, Segment, SlotFormat, map_segment
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -71,36 +65,3 @@ def test_shared_memory_is_told_from_disks():
     if shm.is_dir():
         assert is_memory(shm)
     assert not is_memory(Path("/proc"))
-
-
-def test_segments_are_mapped_where_large_pages_can_be():
-    segment = Segment(LARGE_PAGE_NBYTES + 5)
-    seen = map_segment(segment.address)
-    assert segment.bytes.ctypes.data % LARGE_PAGE_NBYTES == 0
-    assert seen.ctypes.data % LARGE_PAGE_NBYTES == 0
-    assert len(seen) == LARGE_PAGE_NBYTES + 5
-    segment.close()
-
-
-def test_parts_keep_what_was_written_while_others_are_reserved():
-    part = LARGE_PAGE_NBYTES // 4 + 3 * 4096  # most large pages have several parts
-    segment = Segment(7 * part)
-    seen = map_segment(segment.address)
-    for number in range(7):
-        segment.reserve(number * part, (number + 1) * part)
-        assert not segment.bytes[number * part : (number + 1) * part].any()
-        segment.bytes[number * part : (number + 1) * part] = number + 1
-    np.testing.assert_array_equal(seen, np.repeat(np.arange(1, 8, dtype=np.uint8), part))
-    segment.close()
-
-
-def test_what_is_reserved_lies_in_large_pages_where_the_kernel_makes_them(monkeypatch):
-    advised = []
-    monkeypatch.setattr(Segment, "_advise", lambda self, *advice: advised.append(advice))
-    segment = Segment(5 * LARGE_PAGE_NBYTES + 4096)
-    segment.reserve(LARGE_PAGE_NBYTES + 4096, 3 * LARGE_PAGE_NBYTES + 4096)
-    collapse = 25
-    assert advised[0] == (LARGE_PAGE_NBYTES, 4 * LARGE_PAGE_NBYTES, collapse)
-    segment.reserve(5 * LARGE_PAGE_NBYTES, 5 * LARGE_PAGE_NBYTES + 4096)  # less than a large page
-    assert [advice for *_, advice in advised].count(collapse) == 1
-    segment.close()

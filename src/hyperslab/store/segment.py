@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import socket
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-LARGE_PAGE_NBYTES = 2 << 20
 
 
 def node_name() -> str:
@@ -56,10 +53,11 @@ class Segment:
             if folder:
                 os.posix_fallocate(self._fd, 0, max(1, nbytes))
             os.ftruncate(self._fd, max(1, nbytes))
-            self.bytes = _mapped(self._fd, max(1, nbytes), mmap.PROT_READ | mmap.PROT_WRITE)
+            self._map = mmap.mmap(self._fd, max(1, nbytes))
         except OSError:
             os.close(self._fd)
             raise
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     @property
     def address(self) -> Address:
@@ -73,27 +71,11 @@ class Segment:
         """
         if start == stop:
             return
-        self._make_large_pages(start, stop)
         os.posix_fallocate(self._fd, start, stop - start)
+        place = self.bytes[start:stop].ctypes.data
+        first = place // mmap.PAGESIZE * mmap.PAGESIZE
         # Older kernels refuse; pages are then mapped as they are met.
-        self._advise(start // mmap.PAGESIZE * mmap.PAGESIZE, stop, _MADV_POPULATE_WRITE)
-
-    def _make_large_pages(self, start: int, stop: int) -> None:
-        """Has a part lie in large pages, from which others copy a fifth faster, where it can.
-
-        By default Linux gives shared memory small pages, but those of a stretch are made into one
-        when asked, if it has any: one is enough, and the rest need not be made before.
-        """
-        first = start // LARGE_PAGE_NBYTES * LARGE_PAGE_NBYTES
-        last = min(-(-stop // LARGE_PAGE_NBYTES), len(self.bytes) // LARGE_PAGE_NBYTES)
-        if (end := last * LARGE_PAGE_NBYTES) > first:
-            for place in range(first, end, LARGE_PAGE_NBYTES):
-                os.posix_fallocate(self._fd, place, mmap.PAGESIZE)
-            # Older kernels refuse, and so do those without a free large page.
-            self._advise(first, end, _MADV_COLLAPSE)
-
-    def _advise(self, start: int, stop: int, advice: int) -> None:
-        _libc.madvise(self.bytes.ctypes.data + start, stop - start, advice)
+        _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
 
     def close(self) -> None:
         """Lets go of it; the memory is freed when no array views it any more."""
@@ -110,35 +92,14 @@ def map_segment(address: Address) -> NDArray[np.uint8]:
         status = os.fstat(fd)
         if (status.st_ino, status.st_size) != (address.inode, address.nbytes):
             raise OSError(f"{address.path} is not the segment that was announced")
-        return _mapped(fd, address.nbytes, mmap.PROT_READ)
+        return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
     finally:
         os.close(fd)
 
 
-_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
-_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_long),
-)
-
-
-def _mapped(fd: int, nbytes: int, prot: int) -> NDArray[np.uint8]:
-    """The first bytes of a file, at an address where large pages can be mapped, if it has room."""
-    if nbytes < LARGE_PAGE_NBYTES or sys.platform != "linux":
-        return np.frombuffer(mmap.mmap(fd, nbytes, prot=prot), np.uint8)
-    # Python maps at any address: this finds free ones, and unmaps them in the end.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    room = np.frombuffer(mmap.mmap(-1, nbytes + LARGE_PAGE_NBYTES, flags, prot), np.uint8)
-    start = -room.ctypes.data % LARGE_PAGE_NBYTES
-    place = room.ctypes.data + start
-    if _libc.mmap(place, nbytes, prot, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != place:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return room[start : start + nbytes]
+_MADV_POPULATE_WRITE = 23
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def _unnamed_file(folder: Path | None) -> int:
