@@ -18,6 +18,7 @@ SMALL = {
     "gpu_kernels.py": ["--small"],
     "gpu_step.py": ["--small"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
+    "mutants.py": ["--list"],
     "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
     "overhead.py": ["--repeats", "1"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
