@@ -292,10 +292,10 @@ MUTANTS = [
     ),
     Mutant(
         "models/cosmoflow.py",
-        "nn.AvgPool3d(3, stride=2, padding=1)",
-        "nn.AvgPool3d(3, stride=2, padding=1, count_include_pad=False)",
-        "models/test_cosmoflow.py models/test_on_ranks.py",
-        "pools leave padding out of their averages",
+        "self.pool(F.leaky_relu(self.norm",
+        "self.pool(F.relu(self.norm",
+        "models/test_cosmoflow.py",
+        "convolutions forget what is below 0",
     ),
     Mutant(
         "models/cosmoflow.py",

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,6 @@ class Tests:
     """How a run of pytest ended."""
 
     passed: bool
-    hung: bool
     first_failure: str
     output: str
 
@@ -57,37 +56,38 @@ class Copy:
     def run_tests(self, paths: Sequence[str], timeout_seconds: float) -> Tests:
         """Runs the tests ``paths``, up to the first that fails."""
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu", "--tb=line"]
-        process = subprocess.Popen(
-            [*command, "-p", "no:cacheprovider", *paths],
-            cwd=self.root,
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return Tests(False, True, f"nothing: it hung for {timeout_seconds:.0f} s", "")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return Tests(process.returncode == 0, False, _first_failure(output), output)
+        same_each_time = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
+        with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for all who inherit it
+            process = subprocess.Popen(
+                [*command, *same_each_time, *paths],
+                cwd=self.root,
+                env=self._env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                with suppress(ProcessLookupError):  # what it has started, and left behind
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            output.seek(0)
+            return _ended(code, output.read(), timeout_seconds)
 
     @property
     def _env(self) -> dict[str, str]:
         return os.environ | {"PYTHONPATH": str(self.root / "src")}
 
 
-def _first_failure(output: str) -> str:
-    """The test that pytest's summary names first."""
-    for line in output.splitlines():
-        if line.startswith(("FAILED ", "ERROR ")):
-            return line.split(" - ")[0].split(" ", 1)[1]
-    return "pytest itself"
+def _ended(code: int | None, output: str, timeout_seconds: float) -> Tests:
+    if code is None:
+        return Tests(False, f"nothing: it hung for {timeout_seconds:g} s", output)
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    first = failed[0].split(" ", 1)[1].split(" - ")[0] if failed else "pytest itself"
+    return Tests(code == 0, first, output)
 
 
 @contextmanager
