@@ -72,7 +72,7 @@ def test_it_may_not_compute_for_ever(own, path, monkeypatch):
     )
     (path.parent / "sitecustomize.py").write_text(program)
     monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
-    monkeypatch.setenv("PYTHONPATH", str(path.parent))
+    monkeypatch.setenv("PYTHONPATH", str(path.parent), prepend=os.pathsep)
     with pytest.raises(FormatError, match=r"a\.h5 is damaged: the HDF5 library did not come to"):
         own.ask("names", path, cpu_seconds=0.0)
 
