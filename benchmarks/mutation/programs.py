@@ -107,7 +107,7 @@ MUTANTS = [
         "train/evaluate.py",
         "            part.training = mode\n",
         "            part.training = True\n",
-        "train/test_run.py train/test_task.py",
+        "train/test_evaluate.py train/test_run.py",
         "after a validation frozen layers train",
     ),
     Mutant(
@@ -135,7 +135,7 @@ MUTANTS = [
         "train/loop.py",
         "sign = 1 if self.task.higher_is_better else -1",
         "sign = 1",
-        "train/test_run.py",
+        "train/test_evaluate.py train/test_run.py",
         "the worst weights are kept as the best where less is better",
     ),
     Mutant(

@@ -6,6 +6,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
 
 from hyperslab.testing import RankError, Team
+from hyperslab.testing.crew import Crew
+from hyperslab.testing.messages import Raised
 
 
 @dataclass
@@ -320,3 +323,9 @@ def test_a_result_that_cannot_be_pickled_is_refused(pair):
 def test_a_team_of_no_ranks_is_refused():
     with pytest.raises(ValueError, match="at least 1 rank, got 0"):
         Team(0)
+
+
+def test_of_several_errors_the_first_is_told():
+    crew = SimpleNamespace(_members=[None] * 2, _say_printed=lambda: "")
+    failed = {0: Raised(2.0, "an echo", ""), 1: Raised(1.0, "the cause", "")}
+    assert Crew._say_failed(crew, failed).startswith("rank 1 of 2 raised the cause")
