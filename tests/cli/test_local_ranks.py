@@ -268,3 +268,8 @@ def test_ranks_that_a_signal_ended_before_they_could_stop_well_have_not_failed(
 ):
     outcome = Outcome([Ending(*pair) for pair in codes.items()], passed_on)
     assert stopped_by(outcome, told) == by
+
+
+def test_a_rank_that_was_killed_comes_before_errors_that_others_then_had():
+    told = cause({1: -signal.SIGKILL, 0: 1}, error(0, "a file is missing"))
+    assert told == "rank 1 was killed by SIGKILL, by someone or because memory ran out"

@@ -16,7 +16,7 @@ from hyperslab.cli.export import export as export_command
 from hyperslab.cli.main import main
 from hyperslab.cli.rank_count import count_ranks, find_launcher
 from hyperslab.cli.rank_errors import FOLDER, read_errors, told_once
-from hyperslab.cli.train import train as train_command
+from hyperslab.cli.train import _config, train as train_command
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.train.preset_list import PRESETS
 from hyperslab.train.read_config import read_config
@@ -413,3 +413,9 @@ def test_export_says_what_it_wrote(folder, monkeypatch):
     assert result.output == "Wrote the weights of step 7 to w.safetensors\n"
     assert asked == [(folder, Path("w.safetensors"), 7)]
     assert os.fspath(folder) in CliRunner().invoke(main, ["export", f"{folder}/no", "x"]).output
+
+
+def test_the_folder_of_the_command_line_comes_before_that_of_the_configuration():
+    assert _config("hepcnn", ["run.folder=there"], "here").run.folder == "here"
+    assert _config("hepcnn", ["run.folder=there"], None).run.folder == "there"
+    assert _config("hepcnn", [], None).run.folder == "runs/hepcnn"

@@ -186,3 +186,12 @@ def test_a_file_cut_short_while_it_is_read_is_an_error_and_no_crash(tmp_path):
     for box in (Box.whole(array.shape), Box.of((0, 64), (0, 64), (0, 5))):
         with pytest.raises(FormatError, match=r"a\.bin"):
             read(reader, box)
+
+
+@pytest.mark.parametrize("missing", [1, 4, 5])
+def test_a_file_that_is_a_little_too_short_is_refused(tmp_path, missing):
+    array = numbered((3, 4), "<f4")
+    path = tmp_path / "a.bin"
+    path.write_bytes(array.tobytes()[:-missing])
+    with pytest.raises(FormatError, match=f"{missing} bytes are missing"):
+        ContiguousArray(DataFile.look_at(path), 0, array.shape, array.dtype)

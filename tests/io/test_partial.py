@@ -108,3 +108,15 @@ def test_what_is_no_file_is_not_replaced(tmp_path):
     ):
         pass
     assert (tmp_path / "pipe").is_fifo()
+
+
+def test_bytes_are_on_the_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def fsync(fd):
+        synced.append((os.path.samestat(os.fstat(fd), tmp_path.stat()), names(tmp_path) == ["a"]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with partial_file(tmp_path / "a") as (_, fd):
+        os.write(fd, b"whole")
+    assert synced == [(False, False), (True, True)], "the file, then the folder with its new name"

@@ -191,9 +191,9 @@ def test_interpolations(case):
 @given(volumes(), st.integers(2, 5))
 def test_norms_by_given_statistics(x, share):
     mean, var, numel = seeded(x.shape[1]), seeded(x.shape[1], seed=1) ** 2, x.numel() // share
-    whole = grads_of(lambda: F.batch_norm(x, mean, var), [x])
+    whole = grads_of(lambda: F.batch_norm(x, mean, var, eps=0.1), [x])
     with limit(numel), Calls() as calls:
-        cut = grads_of(lambda: standardize_by(x, mean, var, 1e-5), [x])
+        cut = grads_of(lambda: standardize_by(x, mean, var, 0.1), [x])
     torch.testing.assert_close(cut, whole)
     assert max(calls.numels) <= max(numel, x.shape[1])
 

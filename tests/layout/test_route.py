@@ -39,6 +39,14 @@ def test_needs_are_those_of_all_ways_to_the_output():
     assert [box.shape[1] for box in needs] == [2, 8, 8, 8, 8]
 
 
+def test_a_tensor_is_needed_as_far_as_its_farthest_reader_reads():
+    shape = (1, 2, 16, 16)
+    steps = (Step(shape), Step(shape, (0,)), Step(shape, (0,), (None, None, CONV, CONV)))
+    route = Route((*steps, Step(shape, (1, 2))), 3, Layout.unsplit(shape))
+    needs = route.needs(Box.of((0, 1), (0, 2), (4, 6), (4, 6)))
+    assert [box.spans[2] for box in needs] == [(3, 7), (4, 6), (4, 6), (4, 6)]
+
+
 def test_tensors_that_nothing_is_made_of_are_not_needed():
     steps = (*conv_and_pool(8).steps, Step((1, 9, 8, 8), (0,), (None, None, CONV, CONV)))
     route = Route(steps, 2, Layout.unsplit(steps[2].shape))

@@ -75,6 +75,13 @@ def test_the_seed_decides_the_weights():
     assert not torch.equal(weights(1), weights(2))
 
 
+def test_convolutions_let_a_hundredth_of_what_is_below_0_pass():
+    block = CosmoFlow(8, in_channels=1, base_channels=1).features[-1]
+    x = torch.randn(1, 16, 2, 2, 2)
+    out = block.conv(x)
+    torch.testing.assert_close(block(x), torch.where(out < 0, out / 100, out))
+
+
 def test_it_learns():
     torch.manual_seed(0)
     model = CosmoFlow(8, in_channels=1, outputs=1, base_channels=4, dropout=0.0)

@@ -5,6 +5,7 @@ import torch
 
 from hyperslab.errors import ConfigError
 from hyperslab.models import ResNet50, describe
+from hyperslab.models.resnet import Bottleneck
 
 TORCHVISION = "d7e4f8bb0a5363446a59c81c3887ccf66900a11651a0ae2dec96d1bb1eb6ea81"
 """The digest of the keys and shapes of ``torchvision.models.resnet50()``."""
@@ -30,6 +31,13 @@ def test_channels_classes_and_depth_are_options():
     model = ResNet50(classes=5, in_channels=1, base_channels=2, blocks=[1, 2, 1, 1])
     assert model(torch.zeros(2, 1, 33, 50)).shape == (2, 5)
     assert len(model.layer2) == 2
+
+
+def test_a_bottleneck_adds_its_input_before_the_last_activation():
+    block = Bottleneck(8, width=2, stride=1)
+    torch.nn.init.zeros_(block.bn3.weight)
+    x = torch.randn(2, 8, 5, 5)
+    torch.testing.assert_close(block(x), x.relu())
 
 
 def test_it_has_four_stages():

@@ -3,6 +3,7 @@ import torch
 
 from hyperslab.errors import ConfigError
 from hyperslab.models import UNet3d, describe
+from hyperslab.models.unet3d import DoubleConv
 
 
 def test_it_has_the_parameters_of_the_original():
@@ -17,6 +18,12 @@ def test_it_has_the_parameters_of_the_original():
 def test_every_cell_gets_its_classes_whatever_the_extents(extents, norm):
     model = UNet3d(in_channels=2, classes=3, base_channels=2, levels=3, norm=norm)
     assert model(torch.rand(2, 2, *extents)).shape == (2, 3, *extents)
+
+
+def test_each_of_two_convolutions_has_its_activation():
+    block = DoubleConv(1, 4, 3, norm="none")
+    x = torch.randn(2, 1, 4, 4, 4)
+    torch.testing.assert_close(block(x), block.conv2(block.conv1(x).relu()).relu())
 
 
 def test_one_level_is_the_smallest_network():

@@ -81,7 +81,9 @@ def check_channels(place):
     out = hs.gather(F.dropout3d(x, 0.5))
     whole = out.flatten(2)
     assert torch.equal(whole.amin(2), whole.amax(2))
-    assert 0.3 < float((whole[..., 0] == 0).float().mean()) < 0.7
+    dropped = whole[..., 0] == 0
+    assert 0.3 < float(dropped.float().mean()) < 0.7
+    assert not torch.equal(dropped.any(1), dropped.all(1)), "channels, not samples"
 
 
 def test_channels_are_dropped_as_a_whole(run):

@@ -23,6 +23,7 @@ CASES = {
     "of two": lambda x: torch.max(x, x.mean(2, keepdim=True)) + x.min(other=x.square()),
     "both ends": lambda x: torch.aminmax(x).max - x.aminmax(dim=2, keepdim=True).min,
     "of what ties": lambda x: x.round().amax((2, 3)) + x.relu().min() + x.relu().amin(2).sum(2),
+    "of what ties and has a gradient": lambda x: (x - x.detach() + x.detach().round()).amax((2, 3)),
     "first of what ties": lambda x: x.round().max(2).values + x.relu().min(2)[0],
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 import pytest
 
 from hyperslab.errors import ConfigError
+from hyperslab.store import shelves
 from hyperslab.store.budget import free_memory, parse_nbytes
 
 GiB = 2**30
@@ -64,3 +65,14 @@ def test_it_is_never_below_nothing(tmp_path):
 def test_sizes_that_are_none_are_refused(words):
     with pytest.raises(ConfigError):
         parse_nbytes(words)
+
+
+def test_two_loaders_do_not_promise_the_same_memory(monkeypatch):
+    monkeypatch.setattr(shelves, "free_memory", lambda: 10_000)
+    first = shelves.OwnShelf(8, 1000, 1, None, None)
+    second = shelves.OwnShelf(8, 1000, 1, None, None)
+    try:
+        assert (first.holding.num_memory, second.holding.num_memory) == (5, 0)
+    finally:
+        first.close()
+        second.close()

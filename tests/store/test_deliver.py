@@ -4,6 +4,8 @@ import pytest
 import torch
 
 import hyperslab as hs
+from hyperslab.store.deliver import normalized
+from hyperslab.store.normalize import Normalize
 
 MESHES = [{"sample": 1}, {"sample": 2}, {"height": 2}]
 
@@ -136,3 +138,9 @@ def test_a_large_offset_is_subtracted_before_digits_are_dropped(tmp_path, dtype)
     expected = (values.astype(dtype) - 2e9 / 1.024) / scale
     assert x.dtype == torch.float32
     np.testing.assert_allclose(x.local[:, 0].numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["minmax", "standard"])
+def test_a_channel_that_is_constant_becomes_0(how):
+    x, stats = torch.full((1, 1, 2, 2), 5.0), torch.tensor([[[5.0, 5.0, 5.0, 0.0]]])
+    assert normalized(x, Normalize.named(how), stats, True).tolist() == [[[[0, 0], [0, 0]]]]

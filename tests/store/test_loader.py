@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
+from hyperslab.errors import ConfigError
 from hyperslab.io.schedule import Position, Schedule
 from hyperslab.store.augment import Augmentation
 
@@ -231,3 +232,12 @@ def test_a_folder_that_one_rank_lacks_stops_all(samples, tmp_path):
     loader = hs.Loader(opened(samples), mesh, spill_dir=folder)
     with pytest.raises(hs.ConfigError, match=r"missing is not a directory \(rank 0\)"):
         next(iter(loader))
+
+
+def test_a_loop_cannot_go_on_after_another_was_begun(samples):
+    with hs.Loader(opened(samples), batch_size=4) as loader:
+        first = iter(loader.numpy())
+        next(first)
+        next(iter(loader.numpy()))
+        with pytest.raises(ConfigError, match="cannot go on: another was begun"):
+            next(first)

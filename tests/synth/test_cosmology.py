@@ -3,6 +3,7 @@ import pytest
 
 from hyperslab.errors import ConfigError
 from hyperslab.synth.cosmology import RANGES, Cosmology, top_hat_sigma
+from hyperslab.synth.eisenstein_hu import EisensteinHu
 
 
 @pytest.mark.parametrize("sigma_8", [0.78, 0.95])
@@ -62,3 +63,11 @@ def test_units_reach_from_one_end_of_the_ranges_to_the_other():
 def test_universes_that_cannot_be_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):
         Cosmology(**setting)
+
+
+def test_the_transfer_function_takes_wavenumbers_without_h():
+    cosmology, k = Cosmology(h_0=70.0), np.array([0.02, 0.2])
+    transfer = EisensteinHu(matter=0.3 * 0.49, baryons=0.045 * 0.49)
+    shape = k**0.96 * transfer(0.7 * k) ** 2
+    ratio = cosmology.power(k)[0] / cosmology.power(k)[1]
+    assert ratio == pytest.approx(shape[0] / shape[1])

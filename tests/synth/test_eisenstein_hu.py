@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -47,3 +49,14 @@ def test_planck_s_primordial_spectrum_gives_planck_s_sigma_8():
         return per_log / omega_m**2 * 2 * np.pi**2 / k**3
 
     assert top_hat_sigma(power, 8) == pytest.approx(0.811, rel=0.03)
+
+
+def test_the_amplitude_of_sound_waves_is_that_of_the_paper():
+    """Equations 14 and 15 with y the ratio of scale factors, (1 + z_eq) / (1 + z_d)."""
+    fit = EisensteinHu(matter=0.147, baryons=0.02205)
+    y = (1 + fit.equality_redshift) / (1 + fit.drag_redshift)
+    root = math.sqrt(1 + y)
+    growth = y * (-6 * root + (2 + 3 * y) * math.log((root + 1) / (root - 1)))
+    drag = 31.5e3 * 0.02205 * (2.7255 / 2.7) ** -4 / fit.drag_redshift
+    horizons = fit.equality_wavenumber * fit.sound_horizon
+    assert fit._sound_amplitude == pytest.approx(2.07 * horizons * (1 + drag) ** -0.75 * growth)

@@ -58,3 +58,8 @@ def test_the_classes_can_be_told_apart_but_not_by_energy_alone(files):
 def test_settings_that_will_not_do_are_refused(setting):
     with pytest.raises(ConfigError, match="must be"):
         Collisions(**setting)
+
+
+def test_no_file_repeats_the_images_of_another(files):
+    first, second = (h5py.File(path)["data"][:50] for path in files)
+    assert not np.array_equal(first, second)

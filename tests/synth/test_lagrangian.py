@@ -70,3 +70,9 @@ def test_shear_alone_never_tangles():
     nodes = mesh.nodes.copy()
     ShearLayer(5 + 5j, 1.0, 0.5, 5.0).move(nodes, 1.0)
     assert not QuadMesh(nodes).is_tangled.any()
+
+
+def test_corners_are_told_apart():
+    mesh = QuadMesh(np.array([[0, 1], [1j, 1 + 3j]]))
+    corners = {name: float(value[0, 0]) for name, value in mesh.jacobians._asdict().items()}
+    assert corners == {"low": 1, "right": 3, "top": 1, "far": 3}

@@ -133,3 +133,12 @@ def test_rubbish_is_refused(code, size):
         rubbish = (start + dice.randbytes(100))[:size]
         with pytest.raises(FormatError):
             decoded(pipeline, rubbish)
+
+
+def test_a_filter_that_a_chunk_skipped_leaves_the_others_to_be_undone():
+    data = numbered((40, 4), "uint8")
+    shuffled = np.ascontiguousarray(data.T).reshape(-1)
+    pipeline = Pipeline([FilterSpec(2, (4,), "shuffle"), GZIP], data.size)
+    for skipped, stored in [(0b10, shuffled.tobytes()), (0b01, zlib.compress(data.tobytes()))]:
+        found = np.asarray(pipeline.undo(memoryview(stored), skipped))
+        np.testing.assert_array_equal(found, data.reshape(-1))

@@ -1,0 +1,5 @@
+"""Plausible mistakes in the source, and what finds out whether the tests notice them."""
+
+from mutation import arithmetic, data, networks, programs
+
+MUTANTS = [*arithmetic.MUTANTS, *networks.MUTANTS, *data.MUTANTS, *programs.MUTANTS]

@@ -1,0 +1,271 @@
+"""Mutants of train, cli and testing."""
+
+from mutation.mutant import Mutant
+
+MUTANTS = [
+    Mutant(
+        "train/checkpoint_shelf.py",
+        "    write_manifest(replace(manifest, files=files), beside)\n"
+        '    target = beside.with_suffix("")\n'
+        "    replaced = target.with_suffix(REPLACED)\n"
+        "    with explained_writing(target):\n"
+        "        sync_folder(beside)\n"
+        "        if target.exists():\n"
+        "            shutil.rmtree(replaced, ignore_errors=True)\n"
+        "            target.rename(replaced)\n"
+        "        beside.rename(target)\n",
+        '    target = beside.with_suffix("")\n'
+        "    replaced = target.with_suffix(REPLACED)\n"
+        "    with explained_writing(target):\n"
+        "        sync_folder(beside)\n"
+        "        if target.exists():\n"
+        "            shutil.rmtree(replaced, ignore_errors=True)\n"
+        "            target.rename(replaced)\n"
+        "        beside.rename(target)\n"
+        "        write_manifest(replace(manifest, files=files), target)\n",
+        "train/test_checkpoints.py",
+        "a checkpoint gets its name before its manifest is written",
+    ),
+    Mutant(
+        "train/checkpoint_shelf.py",
+        "        sync_folder(beside)\n",
+        "",
+        "train/test_checkpoints.py",
+        "a checkpoint gets its name before those of its files are on the disk",
+    ),
+    Mutant(
+        "train/checkpoint_folder.py",
+        "storage_writer=PlainWriter(folder, sync_files=True)",
+        "storage_writer=PlainWriter(folder, sync_files=False)",
+        "train/test_checkpoints.py",
+        "a checkpoint's tensors are written without fsync",
+    ),
+    Mutant(
+        "train/checkpoint_shelf.py",
+        "kept = {*latest, *(best_of(found, until=step) for step in latest)}",
+        "kept = {*latest}",
+        "train/test_checkpoints.py",
+        "the best checkpoint is removed with the old ones",
+    ),
+    Mutant(
+        "train/checkpoints.py",
+        "[self._mesh.rank :: self._mesh.num_ranks]",
+        "[self._mesh.rank : self._mesh.rank + 1]",
+        "train/test_checkpoints.py",
+        "only as many files as there are ranks are checked",
+    ),
+    Mutant(
+        "train/checkpoints.py",
+        "        if error is not None:\n            raise error\n",
+        "        if error is not None:\n            self._best = None\n",
+        "train/test_checkpoints.py",
+        "nobody hears that a checkpoint could not be written",
+    ),
+    Mutant(
+        "train/folder_lock.py",
+        "        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
+        "train/test_run_folder.py",
+        "two runs can hold a folder's lock",
+    ),
+    Mutant(
+        "train/state_tree.py",
+        "return entries if isinstance(state, list) else {TUPLE: entries}",
+        "return entries",
+        "train/test_checkpoints.py",
+        "tuples come back as lists",
+    ),
+    Mutant(
+        "train/schedule.py",
+        "(epochs + 1 / self.steps_per_epoch) / warmup",
+        "epochs / warmup",
+        "train/test_schedule.py",
+        "the first step of a warm-up learns nothing",
+    ),
+    Mutant(
+        "train/schedule.py",
+        "/ max(end - warmup, 1 / self.steps_per_epoch)",
+        "/ max(end, 1 / self.steps_per_epoch)",
+        "train/test_schedule.py",
+        "decay does not reach its end by the end",
+    ),
+    Mutant(
+        "train/metrics.py",
+        "self.spread + spread + apart**2 * (self.weight * added / total)",
+        "self.spread + spread",
+        "train/test_metrics.py",
+        "the spread between batches is lost from R2",
+    ),
+    Mutant(
+        "train/metrics.py",
+        "reduce_sum(counts.to(labels.device), labels.mesh, labels.layout.axes)",
+        "reduce_sum(counts.to(labels.device), labels.mesh, labels.mesh.grid.long_axes)",
+        "train/test_metrics.py train/test_task.py",
+        "cells are counted once for each rank that holds them",
+    ),
+    Mutant(
+        "train/evaluate.py",
+        "            part.training = mode\n",
+        "            part.training = True\n",
+        "train/test_evaluate.py train/test_run.py",
+        "after a validation frozen layers train",
+    ),
+    Mutant(
+        "train/optimizers.py",
+        '{"params": others, "weight_decay": 0.0}',
+        '{"params": others}',
+        "train/test_optimizers.py",
+        "biases and scales of norms decay",
+    ),
+    Mutant(
+        "train/losses.py",
+        "_overlap(chance * counted, truth.to(chance.dtype))",
+        "_overlap(chance, truth.to(chance.dtype))",
+        "train/test_losses.py",
+        "ignored cells count in Dice",
+    ),
+    Mutant(
+        "train/losses.py",
+        "return _ratio((each * beside(weight, each)).sum() / num_cells, weight.sum())",
+        "return (each * beside(weight, each)).mean()",
+        "train/test_losses.py",
+        "weights of samples scale the loss",
+    ),
+    Mutant(
+        "train/loop.py",
+        "sign = 1 if self.task.higher_is_better else -1",
+        "sign = 1",
+        "train/test_evaluate.py train/test_run.py",
+        "the worst weights are kept as the best where less is better",
+    ),
+    Mutant(
+        "train/loop.py",
+        '        set_random_state(values["random"])\n',
+        "",
+        "train/test_run.py train/test_checkpoints.py",
+        "a run goes on with other random numbers",
+    ),
+    Mutant(
+        "train/loop.py",
+        "            torch._foreach_div_([p.grad for p in parameters if p.grad is not None],"
+        " passes.count)\n",
+        "",
+        "train/test_run.py",
+        "accumulated gradients are not divided by what they count",
+    ),
+    Mutant(
+        "train/log_file.py",
+        'if line["step"] <= step]',
+        'if line["step"] < step]',
+        "train/test_recorder.py",
+        "the log loses the line of the step that a run goes on from",
+    ),
+    Mutant(
+        "cli/local_ranks.py",
+        "return self.code not in (0, CAN_GO_ON)",
+        "return self.code != 0",
+        "cli/test_local_ranks.py",
+        "a rank that stopped well for a signal counts as failed",
+    ),
+    Mutant(
+        "cli/local_ranks.py",
+        "kept = {name: each for name, each in environ.items()"
+        ' if not name.startswith("TORCHELASTIC_")}',
+        "kept = dict(environ)",
+        "cli/test_local_ranks.py",
+        "ranks look for the agent of an outer torchrun",
+    ),
+    Mutant(
+        "cli/local_ranks.py",
+        "            self._send(signal.SIGKILL if self.was_asked else signal.SIGTERM)\n",
+        "            self._send(signal.SIGTERM)\n",
+        "cli/test_local_ranks.py",
+        "a rank that ignores SIGTERM is never killed",
+    ),
+    Mutant(
+        "cli/rank_count.py",
+        "if asked % product or (is_fixed and asked != product):",
+        "if asked % product:",
+        "cli/test_train.py",
+        "more ranks than a fixed mesh has are started",
+    ),
+    Mutant(
+        "cli/rank_errors.py",
+        "    if len(ranks) == 1 and len(errors) == num_ranks:\n",
+        "    if len(ranks) == 1:\n",
+        "cli/test_local_ranks.py cli/test_train.py",
+        "an error of one rank is told as if all had it",
+    ),
+    Mutant(
+        "cli/rank_errors.py",
+        "    if own and not any(ending.code < 0 for ending in silent):\n",
+        "    if own:\n",
+        "cli/test_local_ranks.py cli/test_train.py",
+        "a rank that was killed is not told before what came of it",
+    ),
+    Mutant(
+        "cli/data_options.py",
+        "found += range(int(first), int(last or first) + 1)",
+        "found += range(int(first), int(last or first + '1'))",
+        "cli/test_data.py",
+        "a range of samples leaves out its end",
+    ),
+    Mutant(
+        "cli/train.py",
+        'folder = folder or config.run.folder or f"runs/{config_name(source)}"',
+        'folder = config.run.folder or folder or f"runs/{config_name(source)}"',
+        "cli/test_train.py",
+        "--run does not override the configuration",
+    ),
+    Mutant(
+        "cli/selftest.py",
+        "name: value for name, value in environ.items() if not name.startswith(LAUNCHER_VARIABLES)",
+        "name: value for name, value in environ.items()",
+        "cli/test_selftest.py cli/test_doctor.py",
+        "the self-test takes the variables of a launcher along",
+    ),
+    Mutant(
+        "testing/compare.py",
+        '            close(averaged(ours, mesh), serial.grad, f"gradient of weight {number}")\n',
+        "            pass\n",
+        "testing/test_compare.py",
+        "weight gradients are not compared",
+    ),
+    Mutant(
+        "testing/compare.py",
+        "        coefficients = seeded(*serial_out.shape, seed=1).to(serial_out.detach())\n",
+        "        coefficients = torch.ones_like(serial_out)\n",
+        "testing/test_compare.py",
+        "all outputs weigh the same in the loss",
+    ),
+    Mutant(
+        "testing/team.py",
+        "        if not self._crew.complete:\n            self._disband()\n",
+        "",
+        "testing/test_team.py",
+        "a team goes on with a dead rank",
+    ),
+    Mutant(
+        "testing/crew.py",
+        "rank = min(raised, key=lambda rank: raised[rank].when)",
+        "rank = min(raised)",
+        "testing/test_team.py",
+        "the lowest rank that raised is told rather than the first",
+    ),
+    Mutant(
+        "testing/warning_filters.py",
+        "for each in reversed(tuple(filters)):",
+        "for each in tuple(filters):",
+        "testing/test_warning_filters.py",
+        "the caller's last warning filter counts rather than the first",
+    ),
+    Mutant(
+        "testing/sweep/trial.py",
+        "        if not why and (unlike := _unlike(mine, theirs)):\n"
+        '            why = f"gradient of input',
+        "        if not why and (unlike := ''):\n            why = f\"gradient of input",
+        "testing/test_sweep.py::test_a_wrong_rule_is_found"
+        " testing/test_sweep.py::test_a_rule_may_be_right",
+        "the sweep does not compare gradients",
+    ),
+]
