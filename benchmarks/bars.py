@@ -3,7 +3,7 @@
     python benchmarks/bars.py                       # or: make bench
     python benchmarks/bars.py --only read store
 
-Runs the quick form of each benchmark that has bars, one after another on an otherwise quiet machine,
+Runs the quick form of each benchmark that has bars, one after another on a machine that is quiet,
 and prints every bar with what was measured. A bar that is missed is measured once more: the better
 of two counts, as other work on the machine only ever makes things slower. Exits with 1 if one is
 missed.
