@@ -62,7 +62,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     seen = Counter()
     for item in items:
-        if marker := item.get_closest_marker("every"):
+        marker = item.get_closest_marker("every")
+        if marker and not item.get_closest_marker("slow"):
             test = item.nodeid.partition("[")[0]
             if seen[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)

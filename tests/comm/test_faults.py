@@ -235,11 +235,11 @@ def init_at(port):
 
 def test_a_port_in_use_stops_all_ranks_and_is_told_first():
     """Torch alone tells it of rank 0, and rank 1 waits for an answer without end."""
-    with socket.create_server(("127.0.0.1", 0)) as other, Team(2, timeout_seconds=60) as team:
+    with socket.create_server(("127.0.0.1", 0)) as other, Team(2) as team:
         port = other.getsockname()[1]
         errors = team.run(init_at, port)
     causes = ("rank 0 cannot listen there", "what listens there does not answer as rank 0 would")
-    for (kind, text, _), cause in zip(errors, causes, strict=True):
+    for (kind, text), cause in zip(errors, causes, strict=True):
         assert kind == "ConfigError"
         assert text.startswith(f"port {port} of 127.0.0.1 is in use by another program")
         assert f"{cause}; end that program, or set MASTER_PORT to a free port" in text

@@ -154,11 +154,13 @@ def check_case(place, name, hidden):
         )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_convolution_equals_that_of_one_process(run, place, name):
     run(place, check_case, name, False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [name for name in CASES if "transposed" not in name])
 def test_a_convolution_with_a_hidden_halo_equals_that_of_one_process(run, place, name):
     run(place, check_case, name, True)

@@ -44,6 +44,7 @@ def dropped(place, name):
     return hs.gather(out).detach(), x.grad, int(torch.randint(1000, ()))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_mask_does_not_depend_on_the_mesh(run, place, name):
     ((left, grad, following),) = run(Place({}), dropped, name)

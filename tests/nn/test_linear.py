@@ -69,6 +69,7 @@ def check_case(place, name):
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_dense_layer_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)

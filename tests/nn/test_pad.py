@@ -50,6 +50,7 @@ def check_case(place, name):
     assert_same_as_serial(function, [seeded(*shape)], mesh=place.mesh(), cuts=cuts)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_padding_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)

@@ -63,6 +63,7 @@ def check_case(place, name):
     )
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_an_expression_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)
@@ -130,6 +131,7 @@ def check_unary(place, name):
             assert_same_as_serial(function, [x], **settings, input_grads=False)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", UNARY[::3])  # the sweep tries all
 def test_every_spelling_of_a_function_of_one_tensor(run, name):
     run(Place({"width": 3}), check_unary, name)
@@ -183,6 +185,7 @@ def compare_binary(function, kinds, a, b, extra, mesh, cuts):
     return 1
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BINARY[::2])
 def test_every_spelling_of_a_function_of_several_tensors(run, name):
     run(Place({"width": 3}), check_binary, name)

@@ -64,6 +64,7 @@ def check_case(place, name):
     assert_same_as_serial(CASES[name], [seeded(*X5)], mesh=mesh, cuts=cuts)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rearrangement_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)

@@ -31,6 +31,7 @@ def test_the_server_has_one_thread_and_no_cuda():
 
 
 @pytest.mark.usefixtures("no_live_processes")
+@pytest.mark.slow
 def test_a_new_server_takes_over_from_a_killed_one():
     with Team(2) as team:
         (server, _) = team.run(os.getppid)

@@ -77,6 +77,7 @@ def broken_rules(tmp_path_factory):
     return {name.removeprefix("special."): each for name, each in found.by_operator().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -93,10 +94,12 @@ def test_a_wrong_rule_is_found(broken_rules, name, why):
     assert any(re.search(why, trial.why) for trial in wrong), wrong
 
 
+@pytest.mark.slow
 def test_a_rule_may_be_right(broken_rules):
     assert {trial.verdict for trial in broken_rules["erfcx"]} == {"right"}
 
 
+@pytest.mark.slow
 def test_a_refusal_is_kept_with_its_reason(broken_rules):
     refused = [trial for trial in broken_rules["bessel_j0"] if trial.verdict == "refused"]
     assert refused
