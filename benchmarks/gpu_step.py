@@ -273,6 +273,17 @@ def _device_name() -> str:
     return torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.machine()
 
 
+def bars(report: dict) -> list[tuple[str, float, str, float]]:
+    """What is measured, its value, how it must compare and with what; rows without time not."""
+    found = []
+    for row in report["rows"]:
+        if row["met"] is not None:
+            sign, bar, _ = row["bar"].split(maxsplit=2)
+            value = row["value"] if row["is_right"] and row["value"] is not None else float("nan")
+            found.append((f"{row['what']}, {row['batch']}, {row['unit']}", value, sign, float(bar)))
+    return found
+
+
 BOTH = "unfused / fused"
 COLUMNS = (
     "step", "plain ms", "ours ms", "graphs ms", "is", "bar", "met", "stretch", "met", "GiB plain",

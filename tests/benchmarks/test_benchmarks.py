@@ -1,5 +1,6 @@
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BARS = runpy.run_path(str(BENCHMARKS / "bars.py"))
 SMALL = {
     "cube_size.py": [
         *("--size", "16", "--count", "10", "--cubes", "8,16", "--jobs", "1"),
@@ -27,7 +29,7 @@ SMALL = {
     "stress.py": ["--count", "1"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
-ELSEWHERE = {"kill.py"}  # tests/train/test_kills.py
+ELSEWHERE = {"bars.py", "fuzz.py", "kill.py"}  # have tests of their own
 
 
 @pytest.mark.slow
@@ -38,7 +40,11 @@ def test_every_benchmark_runs_small_and_prints_json(script):
     command = [sys.executable, str(BENCHMARKS / script), *SMALL[script], "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)
+    report = json.loads(done.stdout)
+    assert report
+    if script.removesuffix(".py") in BARS["SCRIPTS"] + BARS["GPU_SCRIPTS"]:
+        rows = runpy.run_path(str(BENCHMARKS / script))["bars"](report)
+        assert {type(BARS["Bar"](script, *row).is_met) for row in rows} <= {bool}
 
 
 def test_cubes_are_compared_in_one_process(tmp_path):
