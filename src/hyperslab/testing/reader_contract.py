@@ -260,11 +260,12 @@ class ReaderContract:
     def test_a_damaged_bit_of_the_data_is_refused_or_one_item_is_wrong(
         self, tmp_path: Path, how: Mapping[str, Any]
     ) -> None:
-        """Compressed data has no such places: there damage may spread, and is tried above."""
         array = numbered((6, 10, 10), self.dtypes[1])
         path, _ = self.make(tmp_path, array, how)
         places = self.data_places(tmp_path / "other", path, array, how)
-        for part, place in random.Random(0).sample(places, min(8, len(places))):
+        if not places:
+            pytest.skip("compressed: a bit may stand for many items")
+        for part, place in random.Random(0).sample(places, 8):
             content = bytearray(part.read_bytes())
             content[place] ^= 1
             with changed(part, bytes(content)):
