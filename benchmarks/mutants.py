@@ -5,8 +5,9 @@
     python benchmarks/mutants.py --list
 
 Each mutant of ``benchmarks/mutation`` is one mistake. It is made in a copy of the checkout, in a
-temporary folder, and the test files of its area run there: a mutant is killed if one of them fails.
-Before that the same tests must pass without it. Exits with 1 if less than 95% are killed.
+temporary folder, and the tests of its area that ``make test`` runs are run there: a mutant is
+killed if one of them fails. Before that the same tests must pass without it. Exits with 1 if less
+than 95% are killed.
 """
 
 import collections

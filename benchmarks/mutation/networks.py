@@ -19,8 +19,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/replica.py",
-        "reduce_sum_(flat, self._mesh, AXES) / self._mesh.num_ranks",
-        "reduce_sum_(flat, self._mesh, AXES)",
+        "torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks",
+        "torch.cat([grad.flatten() for grad in grads])",
         "nn/test_parallelize.py",
         "outside of DDP gradients are summed, not averaged",
     ),

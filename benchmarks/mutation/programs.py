@@ -247,8 +247,8 @@ MUTANTS = [
     ),
     Mutant(
         "testing/crew.py",
-        "rank = min(raised, key=lambda rank: raised[rank].when)",
-        "rank = min(raised)",
+        "return isinstance(outcome, Raised), outcome.when if isinstance(outcome, Raised) else 0.0",
+        "return isinstance(outcome, Raised), float(rank)",
         "testing/test_team.py",
         "the lowest rank that raised is told rather than the first",
     ),

@@ -15,6 +15,7 @@ from pathlib import Path
 from mutation.mutant import Mutant
 
 NOT_COPIED = (".*", "build", "dist", "results", "*.egg-info", "runs")
+QUICK = "not gpu and not slow"
 TIMEOUT_SECONDS = 180
 """Far above what the tests of an area take; those that wait for another rank give up after 60."""
 
@@ -54,8 +55,8 @@ class Copy:
             raise SystemExit(f"the tests would run on {found}, not on the copy in {self.root}")
 
     def run_tests(self, paths: Sequence[str], timeout_seconds: float) -> Tests:
-        """Runs the tests ``paths``, up to the first that fails."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not gpu", "--tb=line"]
+        """Runs those of the tests ``paths`` that ``make test`` runs, up to the first that fails."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", QUICK, "--tb=line"]
         same_each_time = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
         with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for all who inherit it
             process = subprocess.Popen(

@@ -63,7 +63,7 @@ def runs(monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--list"], ["hepcnn", "--show"]])
-def test_these_load_no_torch(arguments):
+def test_commands_that_train_nothing_load_no_torch(arguments):
     program = (
         "import sys\n"
         "from hyperslab.cli.main import main\n"

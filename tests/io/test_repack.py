@@ -203,6 +203,18 @@ def test_finished_files_are_kept_and_others_written(dataset, tmp_path):
     check_equal(out, dataset.reopened(again.open_file))
 
 
+def test_data_that_changes_in_another_file_is_repacked_anew(tmp_path):
+    values, out = tmp_path / "values.raw", tmp_path / "out"
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (4, 4, 4), "f4", external=[(str(values), 0, 256)])
+    for value in (1, 100):
+        np.full((4, 4, 4), value, "f4").tofile(values)
+        dataset = open_data(tmp_path / "a.h5", sample="x", axes="DHW")
+        assert repack(dataset, out).num_written == 1
+        assert repack(dataset, out).num_kept == 1
+        assert (open_data(out / "a.h5", sample="x", axes="DHW").read(0) == value).all()
+
+
 def test_killed_in_the_middle_it_goes_on_where_it_was(dataset, tmp_path):
     out = tmp_path / "out"
     program = (

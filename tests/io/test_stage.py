@@ -255,14 +255,15 @@ def test_a_directory_without_room_is_refused_before_anything_is_copied(
     assert not names(directory)
 
 
-def test_a_disk_that_fills_leaves_whole_files_and_no_others(dataset, directory):
+@pytest.mark.parametrize("skip_bad", [False, True])
+def test_a_disk_that_fills_leaves_whole_files_and_no_others(dataset, directory, skip_bad):
     stage(dataset, directory, part=(1, 2))
     whole = names(directory)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
         with pytest.raises(FormatError, match="could not be written: it is larger"):
-            stage(dataset, directory)
+            stage(dataset, directory, skip_bad=skip_bad)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(directory) == whole

@@ -77,12 +77,12 @@ def check(y, slope, pool, **tolerance):
 
 
 @pytest.mark.parametrize(("kind", "last"), [("avg", True), ("max", False)])
-def test_windows_that_overlap_in_three_dims(kind, last):
+def test_windows_that_overlap_in_three_dims_give_what_plain_functions_do(kind, last):
     check(draw(1, 9 if last else 1, 3, 4, 5, last=last), 0.01, COSMOFLOW._replace(kind=kind))
 
 
 @pytest.mark.parametrize(("kind", "last"), [("avg", False), ("max", True)])
-def test_another_window_in_every_dim(kind, last):
+def test_windows_may_differ_from_dim_to_dim(kind, last):
     pool = Pool(kind, (2, 1, 3), (1, 2, 2), (1, 0, 1), count_include_pad=False)
     check(draw(1, 2 if last else 1, 2, 3, 5, last=last), 0.0, pool)
 
@@ -109,7 +109,7 @@ def test_windows_may_reach_beyond_the_padding_at_the_end(kind, last):
 
 @settings(max_examples=200 if ON_GPU else 5, deadline=None)
 @given(case=cases())
-def test_any_window_over_any_image(case):
+def test_any_window_over_any_image_gives_what_plain_functions_do(case):
     shape, pool, slope, last = case
     check(draw(*shape, last=last), slope, pool)
 
@@ -120,7 +120,7 @@ def test_the_work_may_be_cut_anywhere(monkeypatch, kind, last):
     check(draw(1, 9 if last else 1, 5, 9, last=last), 0.1, Pool(kind, (3, 3), (2, 2), (0, 0)))
 
 
-def test_a_negative_slope_before_an_average():
+def test_a_slope_before_an_average_may_be_negative():
     check(draw(1, 1, 2, 9), -0.5, Pool("avg", (2, 2), (2, 2), (0, 0)))
 
 

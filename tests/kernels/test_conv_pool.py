@@ -132,7 +132,7 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
     assert torch.equal(mine.grad.double(), theirs.grad)
 
 
-def test_it_pays_where_a_convolution_would_write_much():
+def test_fusing_with_a_pool_pays_where_a_convolution_would_write_much():
     weight = torch.zeros(16, 4, *CUBE)
     assert conv_pool.pays(torch.empty(1, 4, 512, 512, 256, device="meta"), weight, ONES)
     assert not conv_pool.pays(torch.empty(1, 4, 512, 512, 256, device="meta"), weight, (0, 0, 0))

@@ -102,7 +102,7 @@ def test_outputs_and_gradients_are_those_of_a_plain_convolution(case):
     check(case, torch.float32)
 
 
-def test_they_are_so_in_short_dtypes():
+def test_short_dtypes_are_convolved_as_by_a_plain_convolution():
     check(CASES["a single voxel"], torch.float16)
 
 
@@ -169,7 +169,7 @@ def test_gradients_of_weights_may_be_fused_where_outputs_are_not():
 
 
 @pytest.mark.gpu
-def test_they_are_so_on_a_gpu():
+def test_gradients_of_weights_are_fused_on_a_gpu():
     check_layer((1, 32, 40, 65, 63), 64, torch.bfloat16, num_fused=1)
     check_layer((2, 24, 33, 64, 70), 32, torch.bfloat16, num_fused=1)
 

@@ -5,7 +5,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.models import DenseAutoencoder, describe
 
 
-def test_it_maps_an_image_to_a_wide_layer_and_back():
+def test_an_autoencoder_maps_an_image_to_a_wide_layer_and_back():
     with torch.device("meta"):
         found = describe(DenseAutoencoder(hidden=[50_000]), (3, 256, 256))
     assert found.num_parameters == 2 * 196_608 * 50_000 + 196_608 + 50_000

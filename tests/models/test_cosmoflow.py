@@ -82,7 +82,7 @@ def test_convolutions_let_a_hundredth_of_what_is_below_0_pass():
     torch.testing.assert_close(block(x), torch.where(out < 0, out / 100, out))
 
 
-def test_it_learns():
+def test_cosmoflow_learns():
     torch.manual_seed(0)
     model = CosmoFlow(8, in_channels=1, outputs=1, base_channels=4, dropout=0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -5,7 +5,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.models import HEPCNN, describe
 
 
-def test_it_has_the_published_number_of_parameters():
+def test_hepcnn_has_the_published_number_of_parameters():
     with torch.device("meta"):
         found = describe(HEPCNN(), (3, 224, 224))
     assert found.num_parameters == 594_178

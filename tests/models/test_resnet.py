@@ -40,6 +40,6 @@ def test_a_bottleneck_adds_its_input_before_the_last_activation():
     torch.testing.assert_close(block(x), x.relu())
 
 
-def test_it_has_four_stages():
+def test_a_resnet_has_four_stages():
     with pytest.raises(ConfigError, match=r"four stages, got blocks = \[3, 4\]"):
         ResNet50(blocks=[3, 4])

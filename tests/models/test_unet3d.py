@@ -6,7 +6,7 @@ from hyperslab.models import UNet3d, describe
 from hyperslab.models.unet3d import DoubleConv
 
 
-def test_it_has_the_parameters_of_the_original():
+def test_a_unet_has_the_parameters_of_the_original():
     with torch.device("meta"):
         bare, normed = (UNet3d(3, 3, norm=norm) for norm in ("none", "batch"))
     assert describe(bare, (3, 16, 16, 16)).num_parameters == 19_069_955

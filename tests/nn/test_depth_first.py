@@ -304,6 +304,23 @@ def test_autocast_holds_in_the_backward_pass_too():
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0.05, atol=0.05)
 
 
+def test_a_chain_that_ran_without_autocast_heeds_it_in_later_passes():
+    model, plain, mesh = alone(conv_twice, {"body": 60})
+    x = seeded(1, 2, 9, 8).float()
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled):
+            out, expected = model.float()(hs.shard(x, mesh)), plain.float()(x)
+        torch.testing.assert_close(out.local, expected)
+
+
+def test_weight_gradients_of_short_floats_do_not_lose_what_small_tiles_add():
+    model, _, mesh = alone(lambda: nn.Conv2d(1, 1, 1, bias=False), {"body": 4})
+    x = torch.full((1, 1, 9, 4), 0.25)
+    x[:, :, 0] = 64
+    model.bfloat16()(hs.shard(x.bfloat16(), mesh)).sum().backward()
+    assert model.body.weight.grad.item() == 4 * 64 + 8  # of which a bfloat16 forgets each 1
+
+
 class Checkpointed(Net):
     def forward(self, x):
         return checkpoint(super().forward, x, use_reentrant=False)

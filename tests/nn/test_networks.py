@@ -280,13 +280,13 @@ def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes)
 @pytest.mark.parametrize(
     ("name", "axes"), [("resnet3d", MESHES[3]), ("unet", MESHES[5])], ids=["resnet3d", "unet"]
 )
-def test_so_it_does_when_halos_travel_behind_the_interior(teams, name, axes):
+def test_halos_that_travel_behind_the_interior_train_as_one_process(teams, name, axes):
     assert_same(run(teams, axes, name, "sgd", overlap=True), serial(name, "sgd"))
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["gated", "resnet3d", "unet", "normed"])
-def test_so_it_does_with_sharded_weights(teams, name):
+def test_training_sharded_weights_gives_those_of_one_process(teams, name):
     axes = {"sample": 2, "depth": 2}
     assert_same(run(teams, axes, name, "adam", shard_weights=True), serial(name, "adam"))
 

@@ -122,7 +122,7 @@ USES = {
 
 @pytest.mark.ranks
 @on_meshes
-def test_they_get_the_gradients_of_one_process(axes, cuts):
+def test_learnable_tensors_outside_of_a_module_get_the_gradients_of_one_process(axes, cuts):
     for use, shapes in USES.items():
         grads = []
         for run, enter in entered(axes, cuts):
@@ -136,7 +136,7 @@ def test_they_get_the_gradients_of_one_process(axes, cuts):
 
 
 @pytest.mark.ranks(2)
-def test_so_do_tensors_that_stand_in_for_weights():
+def test_tensors_that_stand_in_for_weights_get_the_gradients_of_one_process():
     found = []
     for run, enter in entered({"height": 2}, {}):
         x = enter(seeded(*SHAPE))
@@ -154,7 +154,7 @@ def test_so_do_tensors_that_stand_in_for_weights():
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("second_order", [False, True])
-def test_weights_are_adapted_step_by_step(second_order):
+def test_weights_that_are_adapted_step_by_step_are_those_of_one_process(second_order):
     found = []
     for run, enter in entered({"height": 2}, {}):
         x, weights = enter(seeded(*SHAPE)), dict(run.named_parameters())
@@ -172,7 +172,7 @@ def test_weights_are_adapted_step_by_step(second_order):
 
 
 @pytest.mark.ranks(2)
-def test_gradients_of_gradients_reach_them():
+def test_gradients_of_gradients_reach_tensors_outside_of_a_module():
     found = []
     for run, enter in entered({"height": 2}, {"height": [0, 2, 7]}):
         (t,) = leaves((2, 1, 1))
@@ -196,7 +196,7 @@ class Spread(nn.Module):
 
 
 @pytest.mark.ranks(2)
-def test_beside_weights_that_are_spread_over_ranks():
+def test_tensors_beside_weights_that_are_spread_over_ranks_get_exact_gradients():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Spread().double()
@@ -215,7 +215,7 @@ def test_beside_weights_that_are_spread_over_ranks():
 
 
 @pytest.mark.ranks(2)
-def test_in_a_compiled_module():
+def test_an_argument_of_a_compiled_module_gets_the_gradient_of_one_process():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=100)
     torch.manual_seed(3)
     plain = Spread().double()
@@ -252,7 +252,7 @@ def noting(sizes, function):
 
 
 @pytest.mark.ranks(2)
-def test_those_of_one_backward_pass_share_a_message():
+def test_the_gradients_of_one_backward_pass_share_a_message():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
     plain = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 3, 1)).double()
     with pytest.MonkeyPatch.context() as patch:

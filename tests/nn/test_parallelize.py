@@ -779,7 +779,7 @@ def test_settings_of_one_module_do_not_reach_another():
 
 
 @pytest.mark.ranks(2)
-def test_it_is_still_the_module_it_was():
+def test_a_parallel_module_is_still_the_module_it_was():
     mesh = mesh_of({"height": 2})
     module, plain = make()
     parameters = dict(module.named_parameters())
@@ -821,7 +821,7 @@ def test_a_state_dict_is_loaded_into_a_parallelized_module():
 
 
 @pytest.mark.ranks(2)
-def test_it_may_be_a_part_of_a_larger_module():
+def test_a_parallel_module_may_be_a_part_of_a_larger_one():
     mesh = mesh_of({"height": 2})
     module, plain = make()
     outer = nn.Sequential(hs.parallelize(module, mesh), nn.Tanh())

@@ -106,3 +106,12 @@ def test_a_part_of_a_detached_tensor_is_a_copy_too():
     for alias in (y.detach(), y.data):
         with pytest.raises(hs.UnsupportedOp, match="it writes into a copy"):
             alias[:, :, 0].zero_()
+
+
+@pytest.mark.ranks(2)
+def test_a_view_of_a_part_does_not_tell_by_itself_whether_it_has_gaps():
+    mesh = hs.init(width=2, device="cpu")
+    x = hs.shard(seeded(2, 3, 8), mesh) * 2
+    part = x[..., :6].unsqueeze(0)  # all that rank 0 holds, and a half of what rank 1 does
+    with pytest.raises(hs.UnsupportedOp, match="it writes into a copy"):
+        part.contiguous().zero_()

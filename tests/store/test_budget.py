@@ -18,7 +18,7 @@ def machine(root, available_kb=100 * 2**20, cgroup="0::/job", **files):
     return root
 
 
-def test_without_limits_it_is_what_the_machine_has(tmp_path):
+def test_without_limits_free_memory_is_what_the_machine_has(tmp_path):
     assert free_memory(machine(tmp_path)) == 100 * GiB
 
 
@@ -32,7 +32,7 @@ def test_the_limit_of_the_control_group_counts_without_pages_of_files(tmp_path):
     assert free_memory(root) == 5 * GiB
 
 
-def test_an_outer_group_may_be_tighter(tmp_path):
+def test_the_limit_of_an_outer_control_group_may_be_tighter(tmp_path):
     root = machine(
         tmp_path,
         cgroup="0::/slice/job",
@@ -46,7 +46,7 @@ def test_an_outer_group_may_be_tighter(tmp_path):
     assert free_memory(root) == 2 * GiB
 
 
-def test_groups_of_the_first_kind_are_known_too(tmp_path):
+def test_limits_of_control_groups_of_version_1_count(tmp_path):
     root = machine(
         tmp_path,
         cgroup="5:cpu,memory:/docker",
@@ -57,7 +57,7 @@ def test_groups_of_the_first_kind_are_known_too(tmp_path):
     assert free_memory(root) == 3 * GiB
 
 
-def test_it_is_never_below_nothing(tmp_path):
+def test_free_memory_is_never_below_nothing(tmp_path):
     assert free_memory(machine(tmp_path, available_kb=0)) == 0
 
 

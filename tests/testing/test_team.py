@@ -203,7 +203,7 @@ def test_the_first_to_raise_gives_the_failure():
     assert first_failure(failed | {1: Died(3)}) == (1, Died(3))
 
 
-def test_the_others_are_not_waited_for(pair):
+def test_ranks_that_wait_for_ever_are_not_waited_for_once_one_has_raised(pair):
     with pytest.raises(RankError, match="rank 0 of 2 raised"):
         pair.run(raise_on_0_and_wait_for_ever)
 

@@ -102,7 +102,7 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_bits(files, tmp_path, s
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2}])
-def test_so_it_has_on_several_ranks(axes, files, tmp_path):
+def test_a_run_on_several_ranks_that_goes_on_has_the_same_bits(axes, files, tmp_path):
     check_resumed(tmp_path, files, axes, 3)
 
 
@@ -294,7 +294,7 @@ def test_the_rate_follows_epochs_when_the_batch_size_changes(files, tmp_path):
         ("model.options={size = 16, base_channels = 2}", "in the checkpoint"),
     ],
 )
-def test_a_run_that_cannot_go_on_so_stays_as_it_was(files, tmp_path, change, words):
+def test_a_run_that_cannot_go_on_as_told_stays_as_it_was(files, tmp_path, change, words):
     folder = tmp_path / "run"
     train(folder, files, PLAIN, "data.validation=0.2", "train.epochs=1")
     before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}

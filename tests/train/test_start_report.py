@@ -20,7 +20,7 @@ def report(*changes, on=None, **nums):
     return start_report(read_config("cosmoflow-64", changes), on or mesh(), parts)
 
 
-def test_it_says_what_is_held_back_and_how_it_was_chosen():
+def test_a_run_says_what_is_held_back_and_how_it_was_chosen():
     told = report("data.validation=0.2", "data.test=held/*.h5", validation=2, test=3)[1]
     assert told == (
         "Data: 8 samples to train on; held back: 2 for validation (data.validation = 0.2, drawn by "
@@ -39,10 +39,10 @@ def test_it_says_what_is_held_back_and_how_it_was_chosen():
     ],
     ids=["one", "gloo", "nccl", "one-gpu"],
 )
-def test_it_says_which_mesh_and_what_carries_messages(on, words):
+def test_a_run_says_which_mesh_and_what_carries_messages(on, words):
     assert words in report(on=on)[0]
 
 
-def test_it_says_that_a_batch_is_larger_than_the_data():
+def test_a_run_says_that_a_batch_is_larger_than_the_data():
     assert len(report("data.batch_size=8")) == 2
     assert "batch_size = 9 is larger than the 8 samples" in report("data.batch_size=9")[2]

@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def damaged(content: bytes, dice: random.Random) -> bytes:
         elif place < len(found):
             found[place] = dice.choice([0, 255, 128]) if kind == "change" else found[place] ^ 1
     return bytes(found)
+
+
+@contextmanager
+def changed(path: Path, content: bytes) -> Iterator[None]:
+    """The file ``path`` with another content, for a while."""
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    yield
+    path.write_bytes(whole)
 
 
 def copy_of(path: Path, name: str) -> Path:

@@ -39,7 +39,7 @@ def pid_of(some_library):
     return some_library._child._process.pid
 
 
-def test_it_is_started_once(own, path):
+def test_the_library_is_started_once(own, path):
     own.ask("names", path)
     pid = pid_of(own)
     for _ in range(5):
@@ -55,7 +55,7 @@ def test_a_crash_is_told_and_the_next_file_is_read(own, path):
     assert own.ask("names", path)[0]["names"] == ["x"]
 
 
-def test_a_crash_in_the_midst_of_an_answer(own, path):
+def test_a_crash_of_the_library_in_the_midst_of_an_answer_is_told(own, path):
     own.ask("names", path)
     pid = pid_of(own)
     os.kill(pid, signal.SIGSTOP)
@@ -66,7 +66,7 @@ def test_a_crash_in_the_midst_of_an_answer(own, path):
     killer.join()
 
 
-def test_it_may_not_compute_for_ever(own, path, monkeypatch):
+def test_the_library_may_not_compute_for_ever(own, path, monkeypatch):
     program = (
         "import hyperslab.io.hdf5.contents as c\nc.names = lambda path: [0 for _ in iter(int, 1)]\n"
     )
@@ -77,14 +77,14 @@ def test_it_may_not_compute_for_ever(own, path, monkeypatch):
         own.ask("names", path, cpu_seconds=0.0)
 
 
-def test_many_threads_ask_at_once(path):
+def test_many_threads_may_ask_the_library_at_once(path):
     with ThreadPoolExecutor(8) as threads:
         for found in threads.map(Hdf5.names, [path] * 40):
             assert found == ["x"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_another_process_has_its_own(path, method):
+def test_another_process_has_a_library_of_its_own(path, method):
     Hdf5.names(path)
     pid = pid_of(library)
     with ProcessPoolExecutor(1, multiprocessing.get_context(method)) as process:
@@ -108,7 +108,7 @@ if sys.argv[2] == "kill":
 
 
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 3), ("kill", -9)])
-def test_it_ends_with_the_program(path, how, status):
+def test_the_library_ends_with_the_program(path, how, status):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(path), how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (status, "")
@@ -125,7 +125,7 @@ def is_alive(pid):
         return False
 
 
-def test_ctrl_c_while_it_answers_leaves_it_usable(own, path):
+def test_ctrl_c_while_the_library_answers_leaves_it_usable(own, path):
     own.ask("names", path)
     os.kill(pid_of(own), signal.SIGSTOP)
     stopped = pid_of(own)
@@ -148,7 +148,7 @@ def test_the_working_folder_may_be_gone(own, path, monkeypatch):
     assert own.ask("names", path)[0]["names"] == ["x"]
 
 
-def test_names_of_files_that_are_no_text(own, path):
+def test_files_whose_names_are_no_text_are_read(own, path):
     odd = path.with_name(os.fsdecode(b"caf\xe9 \n.h5"))
     path.rename(odd)
     assert own.ask("names", odd)[0]["names"] == ["x"]

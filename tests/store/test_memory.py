@@ -1,0 +1,185 @@
+"""What each rank keeps of the samples, and how the others get it."""
+
+import gc
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import hyperslab as hs
+from hyperslab.comm.side_channel import SideChannel
+from hyperslab.io.schedule import Schedule
+from hyperslab.layout import Box, Grid
+from hyperslab.store.memory import MemoryStore, Wish
+from hyperslab.store.peers import Alone
+from hyperslab.store.placement import Placement
+
+NUM = 7
+SHAPE = (1, 6, 4)
+WHOLE = Box.whole(SHAPE)
+UNTOUCHED = -1
+ORDERED = Schedule(num_samples=NUM, batch_size=4, shuffle="none")
+"""Of two ranks along the sample axis, rank 0 reads 0 and 1, 4 and 5, and rank 1 the others."""
+KEPT = ([0, 1, 4, 5], [2, 3, 6])
+
+
+def image(index):
+    return np.arange(24, dtype=np.int16).reshape(SHAPE) + 100 * index
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A file a sample, of which number 3 has lost its last row."""
+    for index in range(NUM):
+        np.save(tmp_path / f"{index}.npy", image(index))
+    path = tmp_path / "3.npy"
+    os.truncate(path, path.stat().st_size - 8)
+    return tmp_path
+
+
+def make_store(folder, axes, num_nodes=1, **options):
+    """A store of the files, made by all ranks, where its arrays lie, and what it talks by."""
+    mesh = hs.init(**axes, device="cpu")
+    data = hs.open(folder / "*.npy", axes="CHW")
+    placement = Placement.of(mesh.grid, mesh.rank, data.arrays)
+    peers = SideChannel(mesh, "testing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % num_nodes}")
+        store = MemoryStore(data, placement, ORDERED, peers, **options)
+    return store, placement, peers
+
+
+@contextmanager
+def made_store(*args, **kwargs):
+    store, placement, peers = make_store(*args, **kwargs)
+    yield store, placement
+    peers.tell_all(None)  # nobody takes any more
+    store.close()
+    peers.close()
+
+
+def fill(store, indices):
+    for index in store.to_fill(indices):
+        store.fill(index)
+
+
+def wish(index, box=WHOLE):
+    return Wish(index, "data", box)
+
+
+def taken(store, index, box=WHOLE):
+    found = wish(index, box)
+    out = np.full(found.box.shape, UNTOUCHED, np.int16)
+    store.take(found, out)
+    return out
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_keeps_the_samples_that_it_takes_in_the_first_epoch(folder):
+    with made_store(folder, {"sample": 2}) as (store, placement):
+        assert store.to_fill(range(4)) == KEPT[placement.rank][:2]
+        assert store.fill_all() == KEPT[placement.rank][2:]
+    with made_store(folder, {"height": 2}) as (store, _):
+        assert store.fill_all() == list(range(NUM))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"height": 2}, {"width": 2}], ids=str)
+def test_every_rank_gets_any_box_of_a_sample_exactly(axes, folder):
+    boxes = [WHOLE, Box.of((0, 1), (1, 5), (1, 3)), Box.of((0, 1), (2, 2), (0, 4))]
+    with made_store(folder, axes) as (store, _):
+        fill(store, range(NUM))
+        for index in {*range(NUM)} - {3}:
+            for box in boxes:
+                expected = image(index)[box.slices_in(WHOLE)]
+                np.testing.assert_array_equal(taken(store, index, box), expected)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("budget", [None, 256], ids=["memory", "memory, disk"])
+def test_boxes_from_another_node_come_as_messages(budget, folder):
+    options = {"num_nodes": 2, "memory_budget": budget, "spill_dir": folder}
+    with made_store(folder, {"sample": 2}, **options) as (store, placement):
+        fill(store, range(NUM))
+        batch = [6, 2, 0, 5]  # rank 0 takes the first two, which rank 1 keeps, and the reverse
+        mine = batch[2 * placement.rank :][:2]
+        filled = [(wish(index), np.full(SHAPE, UNTOUCHED, np.int16)) for index in mine]
+        for each, out in filled:
+            store.take(each, out)
+            assert (out == UNTOUCHED).all()
+        store.swap(batch, filled, lambda index, _: [wish(index)])
+        for each, out in filled:
+            np.testing.assert_array_equal(out, image(each.index))
+
+
+@pytest.mark.ranks(2)
+def test_a_sample_that_cannot_be_read_is_given_to_nobody_and_awaited_by_nobody(folder):
+    with made_store(folder, {"sample": 2}) as (store, placement):
+        fill(store, range(4))
+        assert (taken(store, 3) == UNTOUCHED).all()
+        np.testing.assert_array_equal(taken(store, 2), image(2))
+        faults = store.faults(range(NUM))
+        assert [*faults] == [[], [3]][placement.rank]
+        assert all("3.npy" in why for why in faults.values())
+
+
+@pytest.mark.ranks(2)
+def test_a_sample_is_read_once_whatever_later_epochs_ask_for(folder):
+    with made_store(folder, {"sample": 2}) as (store, placement):
+        fill(store, range(4))
+        fill(store, range(NUM))
+        assert store.to_fill(range(NUM)) == store.fill_all() == []
+        dist.barrier()
+        for index in KEPT[placement.rank]:
+            (folder / f"{index}.npy").unlink()
+        dist.barrier()
+        np.testing.assert_array_equal(taken(store, KEPT[0][0]), image(KEPT[0][0]))
+        np.testing.assert_array_equal(taken(store, KEPT[1][0]), image(KEPT[1][0]))
+
+
+def test_samples_that_have_no_room_are_read_from_the_files(folder, monkeypatch):
+    monkeypatch.setattr("hyperslab.store.shelves.free_disk", lambda path: 0)
+    data = hs.open(folder / "*.npy", axes="CHW")
+    grid = Grid((1,) * 5)
+    placement = Placement.of(grid, 0, data.arrays)
+    store = MemoryStore(data, placement, ORDERED, Alone(grid), memory_budget=2 * 64)
+    assert store.fill_all() == [0, 1]
+    np.testing.assert_array_equal(taken(store, 6), image(6))
+    store.close()
+
+
+def die_before_filling(folder):
+    """What rank 0 is told when rank 1 dies, of which it waits for a sample."""
+    store, placement, _ = make_store(folder, {"sample": 2}, timeout_seconds=30)
+    if placement.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(hs.CommError) as raised:
+        store.take(wish(2), np.empty(SHAPE, np.int16))
+    return str(raised.value)
+
+
+def test_a_rank_that_dies_is_not_waited_for(team_of, folder):
+    words, _ = team_of(2).run(die_before_filling, folder, may_die=[1])
+    assert words == "rank 0 waits for sample 2 from rank 1, which has ended"
+
+
+@pytest.mark.ranks(2)
+def test_a_closed_store_keeps_no_memory_of_any_rank(folder):
+    before = shared_memory()
+    with made_store(folder, {"sample": 2}) as (store, _):
+        fill(store, range(NUM))
+        assert shared_memory() != before
+    del store
+    gc.collect()
+    assert shared_memory() == before
+
+
+def shared_memory():
+    """How often this process has mapped slots or flags, and how many it has open."""
+    maps = Path("/proc/self/maps").read_text().count("memfd:hyperslab")
+    files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    return maps, sum("memfd:hyperslab" in str(file) for file in files)
