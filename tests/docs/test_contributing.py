@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyperslab.testing import Team
+from hyperslab.testing.sweep import Effort, sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,13 +40,13 @@ def test_the_test_of_the_rule_passes(files):
         team.run(run_tests, rule, code)
 
 
-def test_the_sweep_finds_the_rule_right_on_every_split(page, files, tmp_path, run_python):
+def test_the_sweep_finds_the_rule_right_on_every_split(page, files, tmp_path, monkeypatch):
     assert "`python -m hyperslab.testing.sweep trace`" in page
     (tmp_path / "my_rules.py").write_text(files["src/hyperslab/nn/rules/trace.py"])
-    sweep = ("-m", "hyperslab.testing.sweep", "--import", "my_rules", "trace")
-    done = run_python(*sweep, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"[1-9]\d* right, 0 refused, 0 wrong in .*\n", done.stdout)
+    monkeypatch.syspath_prepend(tmp_path)
+    findings = sweep(["trace"], Effort(samples=3, trials=6), modules=["my_rules"])
+    assert findings.of("right")
+    assert not findings.of("refused") + findings.of("wrong")
 
 
 def test_the_format_passes_the_tests_that_it_inherits(page, files, tmp_path, run_python):
