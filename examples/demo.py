@@ -20,7 +20,7 @@ from pathlib import Path
 CONFIG = Path(__file__).with_name("demo.toml")
 LEAST_R2 = 0.3
 LEARNED = {
-    "sigma_8": "how strongly matter clumps: learned within minutes",
+    "sigma_8": "how strongly matter clumps: what this demo learns",
     "Omega_m": "how much matter there is: needs more cubes and steps than this",
 }
 
@@ -49,9 +49,9 @@ def main():
     made = ["--size", args.size, "--count", args.count, "--seed", args.seed]
     universes = args.folder / f"universes-{args.size}x{args.count}-seed{args.seed}"
     print(
-        f"Makes {args.count} universes of {args.size}x{args.size}x{args.size} in {universes}, and "
-        "trains a small CosmoFlow on them: a network that tells from how matter is spread which "
-        "parameters a universe was made with. Minutes on 2 cores.",
+        f"Makes {args.count} universes of {args.size}x{args.size}x{args.size} in {universes},\n"
+        "and trains a small CosmoFlow on them: a network that tells from how matter is spread\n"
+        "which parameters a universe was made with. Minutes on 2 cores.",
         file=sys.stderr,
     )
     hyperslab("data", "synth", "cosmo", *made, "--jobs", 2, universes)
