@@ -6,7 +6,14 @@ import zipfile
 from pathlib import Path
 
 SOURCE = Path("src")
-IN_SDIST = {"README.md", "LICENSE", "CHANGELOG.md", "constraints.txt", "tests/conftest.py"}
+IN_SDIST = {
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "constraints.txt",
+    "tests/conftest.py",
+}
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from matplotlib.text import Text
 
 import hyperslab as hs
 from hyperslab.testing import seeded
+from hyperslab.train import plotting
 from hyperslab.train.batch import Batch
 from hyperslab.train.class_figures import draw_confusion, draw_roc
 from hyperslab.train.config import TaskConfig
@@ -242,14 +243,20 @@ def test_large_maps_are_thinned_out():
     np.testing.assert_array_equal(picture.values[0], np.arange(0, 3000, 3))
 
 
-def test_a_picture_is_not_worth_a_failure(tmp_path, monkeypatch, caplog):
+def test_a_picture_is_not_worth_a_failure(tmp_path, caplog):
     picture = [Picture("input", np.ones((4, 4)))]
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         assert draw_pictures(picture, tmp_path / "file" / "x.png") == []
         assert draw_pictures([Picture(r"$\x$", np.ones((4, 4)))], tmp_path / "y.png") == []
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        assert draw_pictures(picture, tmp_path / "x.png") == []
     assert caplog.text.count("figure x.png is missing") == 1
     assert caplog.text.count("figure y.png is missing") == 1
-    assert "pip install 'hyperslab[train]'" in caplog.text
+
+
+def test_that_there_is_no_matplotlib_is_told_once(tmp_path, monkeypatch, caplog):
+    plotting._warn_once_of_no_figures.cache_clear()  # another test may have been told
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with caplog.at_level(logging.WARNING):
+        for name in ("x.png", "y.png"):
+            assert draw_pictures([Picture("input", np.ones((4, 4)))], tmp_path / name) == []
+    assert caplog.text.count("pip install 'hyperslab[train]'") == 1

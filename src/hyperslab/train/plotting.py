@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,9 +41,14 @@ def new_figure(width: float, height: float) -> Figure | None:
     try:
         from matplotlib.figure import Figure  # not pyplot: no window, no global state
     except ImportError:
-        _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
+        _warn_once_of_no_figures()
         return None
     return Figure(figsize=(width, height), layout="compressed")
+
+
+@cache
+def _warn_once_of_no_figures() -> None:
+    _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
 
 
 def count_whole(*axis: Axis) -> None:
