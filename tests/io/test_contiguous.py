@@ -33,11 +33,14 @@ def small_limits(monkeypatch):
     def set_limits(direct, gap, scratch_nbytes, piece):
         monkeypatch.setattr(box_copy, "DIRECT_NBYTES", direct)
         monkeypatch.setattr(box_copy, "GAP_NBYTES", gap)
+        monkeypatch.setattr(read_ahead, "GAP_NBYTES", gap)
         monkeypatch.setattr(box_copy, "SCRATCH_NBYTES", scratch_nbytes)
         monkeypatch.setattr(box_copy, "PIECE_NBYTES", piece)
         monkeypatch.setattr(box_copy, "_scratch", scratch)
+        box_copy._loops.cache_clear()
 
-    return set_limits
+    yield set_limits
+    box_copy._loops.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["<i2", ">i2", "u1", ">f8", "<c8"])
