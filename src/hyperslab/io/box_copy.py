@@ -103,6 +103,11 @@ class Loops:
         return run.size * run.in_file if is_run else 0
 
     @cached_property
+    def target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the buffer, with ``dims`` for its dims."""
+        return tuple(dim.size for dim in self.dims), tuple(dim.in_out for dim in self.dims)
+
+    @cached_property
     def blocks(self) -> _Blocks:
         return _Blocks.of(self)
 
@@ -185,8 +190,7 @@ class BoxCopy(NamedTuple):
     @property
     def _target(self) -> NDArray[Any]:
         """``out``, with ``dims`` for its dims."""
-        dims = self.loops.dims
-        sizes, strides = tuple(dim.size for dim in dims), tuple(dim.in_out for dim in dims)
+        sizes, strides = self.loops.target
         out = self.out.squeeze()  # often it is that: then a slow call is spared
         return out if out.shape == sizes else as_strided(self.out, sizes, strides)
 
@@ -272,12 +276,12 @@ class _Blocks:
         num = max(1, min(cut.size, (SCRATCH_NBYTES - cover) // pitch + 1))
         return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Of a block in the scratch."""
         return (self.pitch, *(dim.in_file for dim in self.inner))
 
-    @property
+    @cached_property
     def total(self) -> int:
         return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
 
@@ -308,6 +312,8 @@ def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], i
 def _lanes(walk: Callable[[], Iterator[T]], most: int) -> list[Iterator[T]]:
     """What ``walk`` gives, dealt out to threads in turn: to ``most`` of them at most."""
     num = max(1, min(most, num_threads()))
+    if num == 1:
+        return [walk()]
     return [islice(walk(), lane, None, num) for lane in range(num)]
 
 

@@ -158,11 +158,11 @@ class ChunkedArray(ArrayReader):
             return
         try:
             chunk.file.check_range(chunk.offset, chunk.nbytes)
-            with chunk.file.opened() if fd is None else nullcontext(fd) as fd:
-                if self._decode is None:
-                    self._read_stored(chunk, part, fd, max_threads)
-                else:
-                    self._read_decoded(chunk, part, fd, self._decode)
+            if fd is None:
+                with chunk.file.opened() as fd:
+                    self._read_chunk(chunk, part, fd, max_threads)
+            else:
+                self._read_chunk(chunk, part, fd, max_threads)
         except FormatError as error:
             raise FormatError(
                 f"{chunk.file.path}, chunk {part.position} at byte {chunk.offset}: {error}"
@@ -173,14 +173,17 @@ class ChunkedArray(ArrayReader):
                 f"{self._chunk_nbytes} bytes"
             ) from error
 
+    def _read_chunk(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
+        if self._decode is None:
+            self._check_nbytes(chunk.nbytes)
+            stop = chunk.offset + chunk.nbytes
+            read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
+        else:
+            self._read_decoded(chunk, part, fd, self._decode)
+
     def _copy_of(self, part: _Part, first: int = 0) -> BoxCopy:
         """Of ``part`` of the chunk that begins at byte ``first``."""
         return BoxCopy.of(first, self._stored_dtype, self._strides, part.starts, part.out)
-
-    def _read_stored(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
-        self._check_nbytes(chunk.nbytes)
-        stop = chunk.offset + chunk.nbytes
-        read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
 
     def _read_decoded(self, chunk: Chunk, part: _Part, fd: int, decode: Decode) -> None:
         with scratch.borrowed():
