@@ -12,6 +12,7 @@ from hyperslab.io import box_copy, read_ahead
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
+from hyperslab.io.threads import limited_to
 from hyperslab.layout import Box
 from hyperslab.testing.specimens import boxes, buffers, numbered, random_boxes, read, slices
 
@@ -33,11 +34,14 @@ def small_limits(monkeypatch):
     def set_limits(direct, gap, scratch_nbytes, piece):
         monkeypatch.setattr(box_copy, "DIRECT_NBYTES", direct)
         monkeypatch.setattr(box_copy, "GAP_NBYTES", gap)
+        monkeypatch.setattr(read_ahead, "GAP_NBYTES", gap)
         monkeypatch.setattr(box_copy, "SCRATCH_NBYTES", scratch_nbytes)
         monkeypatch.setattr(box_copy, "PIECE_NBYTES", piece)
         monkeypatch.setattr(box_copy, "_scratch", scratch)
+        box_copy._loops.cache_clear()
 
-    return set_limits
+    yield set_limits
+    box_copy._loops.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", ["<i2", ">i2", "u1", ">f8", "<c8"])
@@ -142,6 +146,71 @@ def test_data_that_is_not_in_memory_is_asked_for_ahead(tmp_path, monkeypatch, co
     box = Box.of((0, 4), (5, 13), (0, 4096))
     np.testing.assert_array_equal(read(reader, box), array[:, 5:13])
     assert cold == [(plane * 32 * 8192 + 5 * 8192, 8 * 8192) for plane in range(4)]
+
+
+ROWS = Box.of((0, 6), (1, 3), (0, 4096))
+"""Runs of 16 KiB of an array of (6, 4, 4096) int16, with as much between them."""
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many buffers each call was given that could be answered from memory."""
+    found = []
+    preadv = os.preadv
+
+    def counted(fd, buffers, offset, flags=0):
+        found.append(len(buffers))
+        return preadv(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return found
+
+
+@pytest.mark.parametrize("apart", [2, 3])
+def test_runs_with_small_gaps_are_read_with_one_call(tmp_path, calls, apart):
+    array = numbered((6, 4, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array)
+    out = empty_aligned((6, apart, 4096), "int16")[:, :2]
+    reader.read(ROWS, out)
+    np.testing.assert_array_equal(out, array[:, 1:3])
+    assert calls == [11]  # six runs, and five gaps
+
+
+def test_wide_gaps_are_not_read(tmp_path, calls):
+    array = numbered((6, 5, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array)
+    out = empty_aligned(ROWS.shape, "int16")
+    reader.read(ROWS, out)
+    np.testing.assert_array_equal(out, array[:, 1:3])
+    assert calls == [1] * 6
+
+
+def test_runs_whose_gaps_are_not_in_memory_are_read_one_by_one(tmp_path, monkeypatch):
+    array = numbered((600, 4, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array)
+    preadv, calls = os.preadv, []
+
+    def until_first_gap(fd, buffers, offset, flags=0):
+        calls.append(len(buffers))
+        return preadv(fd, buffers[:1], offset, flags)
+
+    monkeypatch.setattr(os, "preadv", until_first_gap)
+    box = Box.of((0, 600), (1, 3), (0, 4096))
+    out = empty_aligned(box.shape, "int16")
+    with limited_to(1):
+        reader.read(box, out)
+    np.testing.assert_array_equal(out, array[:, 1:3])
+    assert calls == [511] + [1] * 600  # once is enough to know
+
+
+def test_of_runs_with_small_gaps_the_disk_is_told_without_the_gaps(tmp_path, cold):
+    array = numbered((6, 4, 4096), "int16")
+    reader = stored(tmp_path / "a.bin", array)
+    box = Box.of((0, 3), (1, 3), (0, 4096))
+    out = empty_aligned(box.shape, "int16")
+    reader.read(box, out)
+    np.testing.assert_array_equal(out, array[:3, 1:3])
+    assert cold == [(32768 * row + 8192, 16384) for row in range(3)]
 
 
 def test_the_rest_of_an_array_is_left_to_the_kernel(tmp_path, cold):

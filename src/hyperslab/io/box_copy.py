@@ -7,7 +7,7 @@ import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, product
 from operator import mul
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -17,15 +17,13 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.read_ahead import Range
+from hyperslab.io.read_ahead import GAP_NBYTES, MAX_ROWS, Range
 from hyperslab.io.threads import for_each, num_threads
 
 T = TypeVar("T")
 
 DIRECT_NBYTES = 16 << 10
 """Runs at least this long are read straight into place: a call costs as much as 16 KiB copied."""
-GAP_NBYTES = 16 << 10
-"""Gaps up to this long are read too, rather than with another call."""
 SCRATCH_NBYTES = 2 << 20
 """Read at a time where runs are shorter; stays in the cache until it is copied out."""
 PIECE_NBYTES = 4 << 20
@@ -44,8 +42,8 @@ SHORT_ROWS = range(16, 4096)
 class Reader(Protocol):
     """What a copy reads with: a file, or a chunk that is decoded as it is read."""
 
-    def fill(self, buffer: memoryview, offset: int) -> None:
-        """Fills ``buffer`` with the bytes from ``offset`` on."""
+    def fill_rows(self, rows: NDArray[np.uint8], offset: int, step: int) -> None:
+        """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
 
 
 class Dim(NamedTuple):
@@ -77,36 +75,13 @@ def merged(dims: Iterable[Dim]) -> tuple[Dim, ...]:
 
 
 @dataclass(frozen=True)
-class BoxCopy:
-    """Nested loops over ``dims``, from ``offset`` in a file to the first item of ``out``."""
+class Loops:
+    """How boxes of one shape are copied, wherever they begin."""
 
-    offset: int
     dtype: np.dtype[Any]
     """In the file."""
     dims: tuple[Dim, ...]
     """The last varies fastest in the file."""
-    out: NDArray[Any]
-
-    @classmethod
-    def of(
-        cls,
-        first: int,
-        dtype: np.dtype[Any],
-        strides: Sequence[int],
-        starts: Iterable[int],
-        out: NDArray[Any],
-    ) -> BoxCopy:
-        """Of a box of the shape of ``out`` that begins at the indices ``starts``.
-
-        ``strides`` are those of the array in the file, whose first item lies at ``first``.
-        """
-        offset = first + sum(map(mul, starts, strides))
-        return cls(offset, dtype, merged(map(Dim, out.shape, strides, out.strides)), out)
-
-    def __post_init__(self) -> None:
-        if not self.dims:  # a single item
-            itemsize = self.dtype.itemsize
-            object.__setattr__(self, "dims", (Dim(1, itemsize, itemsize),))
 
     @cached_property
     def covers(self) -> tuple[int, ...]:
@@ -115,28 +90,84 @@ class BoxCopy:
         return tuple(sum(sizes[n:]) + self.dtype.itemsize for n in range(len(sizes) + 1))
 
     @cached_property
-    def is_direct(self) -> bool:
-        """Whether the runs of the file are runs of ``out`` too, and long enough for a call each."""
+    def gaps(self) -> tuple[int, ...]:
+        """Bytes of the file that are left out between one index and the next, for every dim."""
+        pairs = zip(self.dims, self.covers[1:], strict=True)
+        return tuple(dim.in_file - cover for dim, cover in pairs)
+
+    @cached_property
+    def run_nbytes(self) -> int:
+        """The length of the runs of the file that are runs of the buffer too; 0 if none is."""
         run = self.dims[-1]
-        if not self.dtype.isnative or run[1:] != (self.dtype.itemsize,) * 2:
-            return False
-        if run.size * run.in_file < DIRECT_NBYTES:
-            return len(self.dims) == 1
+        is_run = self.dtype.isnative and run[1:] == (self.dtype.itemsize,) * 2
+        return run.size * run.in_file if is_run else 0
+
+    @cached_property
+    def target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the buffer, with ``dims`` for its dims."""
+        return tuple(dim.size for dim in self.dims), tuple(dim.in_out for dim in self.dims)
+
+    @cached_property
+    def blocks(self) -> _Blocks:
+        return _Blocks.of(self)
+
+
+@lru_cache(1024)
+def _loops(
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    in_file: tuple[int, ...],
+    in_out: tuple[int, ...],
+) -> Loops:
+    """Of a box of ``shape``, given the strides; most chunks of a box have the same."""
+    dims = merged(map(Dim, shape, in_file, in_out))
+    return Loops(dtype, dims or (Dim(1, dtype.itemsize, dtype.itemsize),))
+
+
+class BoxCopy(NamedTuple):
+    """A copy from ``offset`` in a file to the first item of ``out``."""
+
+    offset: int
+    loops: Loops
+    out: NDArray[Any]
+
+    @classmethod
+    def of(
+        cls,
+        first: int,
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...],
+        starts: Iterable[int],
+        out: NDArray[Any],
+    ) -> BoxCopy:
+        """Of a box of the shape of ``out`` that begins at the indices ``starts``.
+
+        ``strides`` are those of the array in the file, whose first item lies at ``first``.
+        """
+        offset = first + sum(map(mul, starts, strides))
+        return cls(offset, _loops(dtype, out.shape, strides, out.strides), out)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether runs are read straight into ``out``: if they are long, or there is but one."""
+        nbytes = self.loops.run_nbytes
+        if nbytes < DIRECT_NBYTES:
+            return nbytes > 0 and len(self.loops.dims) == 1
         address = self.out.__array_interface__["data"][0]
         return (address - self.offset) % mmap.PAGESIZE not in SLOW_COPY
 
     @property
     def is_short(self) -> bool:
         """Whether its reads are too short to be shared out to threads."""
+        loops = self.loops
         if not self.is_direct:
-            return self._blocks.is_sparse and self._blocks.cover < SHORT_NBYTES
-        row_nbytes = self.dims[-1].size * self.dtype.itemsize
-        return len(self.dims) > 1 and row_nbytes < SHORT_NBYTES
+            return loops.blocks.is_sparse and loops.blocks.cover < SHORT_NBYTES
+        is_row_a_call = len(loops.dims) > 1 and loops.gaps[-2] > GAP_NBYTES
+        return is_row_a_call and loops.run_nbytes < SHORT_NBYTES
 
     def is_all_until(self, stop: int) -> bool:
         """Whether it reads everything from its first byte to byte ``stop``, small gaps aside."""
-        gaps = [dim.in_file - cover for dim, cover in zip(self.dims, self.covers[1:], strict=True)]
-        return max(*gaps, stop - self.offset - self.covers[0]) <= GAP_NBYTES
+        return max(*self.loops.gaps, stop - self.offset - self.loops.covers[0]) <= GAP_NBYTES
 
     def run(self, reader: Reader, max_threads: int = MAX_THREADS) -> None:
         """Reads with ``reader``, on ``max_threads`` threads at most."""
@@ -144,55 +175,59 @@ class BoxCopy:
         if self.is_direct:
             self._run_direct(reader, min(most, self.out.nbytes // PIECE_NBYTES))
         else:
-            self._run_by_scratch(reader, min(most, self._blocks.total))
+            self._run_by_scratch(reader, min(most, self.loops.blocks.total))
 
     def ranges(self) -> Iterator[Range]:
         """What is read of the file, in order."""
-        if self.is_direct:
-            return ((offset, len(buffer)) for offset, buffer in self._pieces())
-        return self._blocks.ranges(self.offset)
+        if not self.is_direct:
+            return self.loops.blocks.ranges(self.offset)
+        return (
+            (offset + row * self._row_step, rows.shape[1])
+            for offset, rows in self._rows()
+            for row in range(len(rows))
+        )
 
-    @cached_property
+    @property
     def _target(self) -> NDArray[Any]:
         """``out``, with ``dims`` for its dims."""
-        sizes, strides = [dim.size for dim in self.dims], [dim.in_out for dim in self.dims]
+        sizes, strides = self.loops.target
         out = self.out.squeeze()  # often it is that: then a slow call is spared
-        return out if list(out.shape) == sizes else as_strided(self.out, sizes, strides)
+        return out if out.shape == sizes else as_strided(self.out, sizes, strides)
 
     def _run_direct(self, reader: Reader, num_lanes: int) -> None:
-        def read_pieces(lane: Iterable[tuple[int, memoryview]]) -> None:
-            for offset, buffer in lane:
-                reader.fill(buffer, offset)
+        def read_lane(lane: Iterable[tuple[int, NDArray[np.uint8]]]) -> None:
+            for offset, rows in lane:
+                reader.fill_rows(rows, offset, self._row_step)
 
-        for_each(read_pieces, _lanes(self._pieces, num_lanes))
+        for_each(read_lane, _lanes(self._rows, num_lanes))
 
-    def _pieces(self) -> Iterator[tuple[int, memoryview]]:
-        """Places in the file, and the memory of ``out`` that is to be filled from there."""
-        rows = self._target.view(np.uint8)
-        for index, offset in _walk(self.dims[:-1], self.offset):
-            row = rows[index].data
-            for start in range(0, len(row), PIECE_NBYTES):
-                yield offset + start, row[start : start + PIECE_NBYTES]
+    @property
+    def _row_step(self) -> int:
+        """Bytes of the file from one row that ``_rows`` gives to the next."""
+        return self.loops.dims[-2].in_file if len(self.loops.dims) > 1 else 0
 
-    @cached_property
-    def _blocks(self) -> _Blocks:
-        return _Blocks.of(self.dims, self.covers)
+    def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Places in the file, and the rows of ``out`` that are to be filled from there."""
+        nbytes, step, target = self.loops.run_nbytes, self._row_step, self._target.view(np.uint8)
+        num = min(MAX_ROWS, max(1, PIECE_NBYTES // nbytes))
+        for index, offset in _walk(self.loops.dims[:-2], self.offset):
+            rows = np.atleast_2d(target[index])
+            for first in range(0, len(rows), num):
+                for start in range(0, nbytes, PIECE_NBYTES):
+                    piece = rows[first : first + num, start : start + PIECE_NBYTES]
+                    yield offset + first * step + start, piece
 
     def _run_by_scratch(self, reader: Reader, num_lanes: int) -> None:
-        blocks = self._blocks
-        strides = [blocks.pitch, *(dim.in_file for dim in blocks.inner)]
+        blocks, dtype, target = self.loops.blocks, self.loops.dtype, self._target
 
         def read_lane(lane: Iterable[_Block]) -> None:
             scratch = _scratch()
-            memory = scratch.data
             for index, offset, num in lane:
                 shift = offset % mmap.PAGESIZE  # it lies in its page as it does in the file
-                num_rows, nbytes = blocks.rows_of(num)
-                for row in range(num_rows):
-                    start = shift + row * blocks.pitch
-                    reader.fill(memory[start : start + nbytes], offset + row * blocks.cut.in_file)
-                target = self._target[index]
-                copy(np.ndarray(target.shape, self.dtype, scratch, shift, strides), target)
+                rows = np.ndarray(blocks.rows_of(num), np.uint8, scratch, shift, (blocks.pitch, 1))
+                reader.fill_rows(rows, offset, blocks.cut.in_file)
+                part = target[index]
+                copy(np.ndarray(part.shape, dtype, scratch, shift, blocks.strides), part)
 
         for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), num_lanes))
 
@@ -228,11 +263,10 @@ class _Blocks:
     """Bytes of the file from the first to the last of one index of ``cut``."""
 
     @classmethod
-    def of(cls, dims: tuple[Dim, ...], covers: Sequence[int]) -> _Blocks:
+    def of(cls, loops: Loops) -> _Blocks:
+        dims, covers = loops.dims, loops.covers
         joined = len(dims)  # dims from here on are read with one call
-        while joined and covers[joined] <= SCRATCH_NBYTES:
-            if dims[joined - 1].in_file - covers[joined] > GAP_NBYTES:
-                break
+        while joined and covers[joined] <= SCRATCH_NBYTES and loops.gaps[joined - 1] <= GAP_NBYTES:
             joined -= 1
         is_sparse = joined > 0 and covers[joined] <= SCRATCH_NBYTES
         place = joined - is_sparse
@@ -242,7 +276,12 @@ class _Blocks:
         num = max(1, min(cut.size, (SCRATCH_NBYTES - cover) // pitch + 1))
         return cls(dims[:place], cut, dims[place + 1 :], num, pitch, is_sparse, cover)
 
-    @property
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Of a block in the scratch."""
+        return (self.pitch, *(dim.in_file for dim in self.inner))
+
+    @cached_property
     def total(self) -> int:
         return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
 
@@ -273,6 +312,8 @@ def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], i
 def _lanes(walk: Callable[[], Iterator[T]], most: int) -> list[Iterator[T]]:
     """What ``walk`` gives, dealt out to threads in turn: to ``most`` of them at most."""
     num = max(1, min(most, num_threads()))
+    if num == 1:
+        return [walk()]
     return [islice(walk(), lane, None, num) for lane in range(num)]
 
 

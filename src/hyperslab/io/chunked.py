@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,15 +17,14 @@ from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, copy, strides_of
 from hyperslab.io.contiguous import read_box
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
-from hyperslab.io.scratch import scratch
+from hyperslab.io.scratch import Bytes, scratch
 from hyperslab.io.threads import for_each
 from hyperslab.layout import Box, Span
 
 Buffer = bytes | bytearray | memoryview | NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Where the bytes of one chunk lie."""
 
     file: DataFile
@@ -41,8 +39,12 @@ class BlockReader(ABC):
     """A chunk whose blocks were compressed each by itself: only those asked for are decoded."""
 
     @abstractmethod
-    def fill(self, buffer: memoryview, offset: int) -> None:
-        """Fills ``buffer`` with the decoded bytes from ``offset`` on."""
+    def fill(self, out: Bytes, offset: int) -> None:
+        """Fills ``out`` with the decoded bytes from ``offset`` on."""
+
+    def fill_rows(self, rows: Bytes, offset: int, step: int) -> None:
+        for number, row in enumerate(rows):
+            self.fill(row, offset + number * step)
 
 
 Decode = Callable[[memoryview, Chunk], Buffer | BlockReader]
@@ -67,8 +69,7 @@ def _cuts(span: Span, size: int) -> list[_Cut]:
     return found
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What a box has of one chunk."""
 
     position: tuple[int, ...]
@@ -157,11 +158,11 @@ class ChunkedArray(ArrayReader):
             return
         try:
             chunk.file.check_range(chunk.offset, chunk.nbytes)
-            with chunk.file.opened() if fd is None else nullcontext(fd) as fd:
-                if self._decode is None:
-                    self._read_stored(chunk, part, fd, max_threads)
-                else:
-                    self._read_decoded(chunk, part, fd, self._decode)
+            if fd is None:
+                with chunk.file.opened() as fd:
+                    self._read_chunk(chunk, part, fd, max_threads)
+            else:
+                self._read_chunk(chunk, part, fd, max_threads)
         except FormatError as error:
             raise FormatError(
                 f"{chunk.file.path}, chunk {part.position} at byte {chunk.offset}: {error}"
@@ -172,14 +173,17 @@ class ChunkedArray(ArrayReader):
                 f"{self._chunk_nbytes} bytes"
             ) from error
 
+    def _read_chunk(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
+        if self._decode is None:
+            self._check_nbytes(chunk.nbytes)
+            stop = chunk.offset + chunk.nbytes
+            read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
+        else:
+            self._read_decoded(chunk, part, fd, self._decode)
+
     def _copy_of(self, part: _Part, first: int = 0) -> BoxCopy:
         """Of ``part`` of the chunk that begins at byte ``first``."""
         return BoxCopy.of(first, self._stored_dtype, self._strides, part.starts, part.out)
-
-    def _read_stored(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
-        self._check_nbytes(chunk.nbytes)
-        stop = chunk.offset + chunk.nbytes
-        read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
 
     def _read_decoded(self, chunk: Chunk, part: _Part, fd: int, decode: Decode) -> None:
         with scratch.borrowed():

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
+import numpy as np
+
+from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.files import DataFile
+from hyperslab.io.scratch import Bytes
 
 AHEAD_NBYTES = 32 << 20
 """How far ahead of the reads the kernel is told what will be wanted."""
 AHEAD_RANGES = 1024
+GAP_NBYTES = 16 << 10
+"""Gaps up to this long are read too, rather than with another call."""
+MAX_ROWS = 512
+"""Read with one call: the kernel takes 1024 buffers, and there are the gaps between."""
 
 Range = tuple[int, int]
 """Offset and number of bytes."""
+
+_gap_memory = empty_aligned((GAP_NBYTES + mmap.PAGESIZE,), np.uint8)
+"""Written by all threads, and never read."""
 
 
 class RangeReader:
@@ -32,11 +44,38 @@ class RangeReader:
         self._file, self._fd = file, fd
         self._ranges = ranges or (lambda: iter(()))
         self._lock = threading.Lock()
+        self._are_gaps_there = True  # in memory, as far as is known
         self._coming: Iterator[Range] | None = None
         self._num_read = self._told_ranges = self._told_nbytes = 0
         self._advise(0, 0, os.POSIX_FADV_RANDOM if ranges else os.POSIX_FADV_NORMAL)
 
-    def fill(self, buffer: memoryview, offset: int) -> None:
+    def fill_rows(self, rows: Bytes, offset: int, step: int) -> None:
+        """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
+        if len(rows) > 1 and self._fill_at_once(rows, offset, step):
+            return
+        for row in rows:
+            self._fill(row.data, offset)
+            offset += step
+
+    def _fill_at_once(self, rows: Bytes, offset: int, step: int) -> bool:
+        """Fills ``rows`` with one call, if the gaps are small and all of it is in memory."""
+        nbytes = rows.shape[1]
+        gap = step - nbytes
+        if gap > GAP_NBYTES or not self._are_gaps_there or self._coming is not None:
+            return False
+        thrown_away = _gap_memory[(offset + nbytes) % mmap.PAGESIZE :][:gap].data
+        buffers: list[memoryview] = []
+        for row in rows:
+            buffers += (row.data, thrown_away)
+        try:
+            count = os.preadv(self._fd, buffers[:-1], offset, os.RWF_NOWAIT)
+        except OSError:
+            count = 0
+        self._are_gaps_there = count == step * len(rows) - gap
+        self._num_read += len(rows) * self._are_gaps_there
+        return self._are_gaps_there
+
+    def _fill(self, buffer: memoryview, offset: int) -> None:
         done = 0
         if self._coming is None:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import ge
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +44,11 @@ class ChunkIndex:
 
     def find(self, position: tuple[int, ...]) -> Chunk | None:
         number = self._number(position)
-        row = int(np.searchsorted(self._numbers_of_rows, number))
+        row = int(self._numbers_of_rows.searchsorted(number))
         if row == len(self._rows) or self._numbers_of_rows[row] != number:
             return None
         mask, offset, nbytes = self._rows[row].tolist()
-        is_edge = any(place >= full for place, full in zip(position, self._full, strict=True))
-        if self._is_edge_unfiltered and is_edge:
+        if self._is_edge_unfiltered and any(map(ge, position, self._full)):
             mask = ALL_SKIPPED
         return Chunk(self._file, offset, nbytes, mask)
 

@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hyperslab.errors import FormatError
 from hyperslab.io.chunked import BlockReader
 from hyperslab.io.scratch import Bytes, scratch
@@ -146,8 +144,8 @@ class BitshuffledBlocks(BlockReader):
         self._places = _places_of_blocks(stored, num_items, itemsize, self._block)
         self._padded = _padded(stored, 2 * min(self._block, num_items) * itemsize + 64)
 
-    def fill(self, buffer: memoryview, offset: int) -> None:
-        out, stop = np.frombuffer(buffer, np.uint8), offset + len(buffer)
+    def fill(self, out: Bytes, offset: int) -> None:
+        stop = offset + out.size
         while offset < stop:
             first = offset // self._block_nbytes * self._block_nbytes
             last = stop if stop == self._nbytes else stop // self._block_nbytes * self._block_nbytes

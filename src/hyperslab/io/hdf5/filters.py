@@ -174,7 +174,7 @@ class _Bitshuffled:
 
     def __call__(self, stored: Bytes, nbytes: int) -> Bytes:
         out = scratch.take(nbytes)
-        self.blocks(stored, nbytes).fill(out.data, 0)
+        self.blocks(stored, nbytes).fill(out, 0)
         return out
 
     def blocks(self, stored: Bytes, nbytes: int) -> BlockReader:
