@@ -22,7 +22,7 @@ SMALL = [
 
 def run_demo(folder, *arguments):
     command = [sys.executable, str(DEMO), "--folder", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.slow
