@@ -28,10 +28,10 @@ MUTANTS = [
     ),
     Mutant(
         "train/checkpoint_shelf.py",
-        "        sync_folder(beside)\n",
+        "        sync_folder(target.parent)\n",
         "",
         "train/test_checkpoints.py",
-        "a checkpoint gets its name before those of its files are on the disk",
+        "a checkpoint whose save has returned may have no name on the disk",
     ),
     Mutant(
         "train/checkpoint_folder.py",
