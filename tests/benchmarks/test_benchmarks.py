@@ -1,5 +1,6 @@
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,20 @@ def test_every_benchmark_runs_small_and_prints_json(script):
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
+
+
+def test_some_of_the_layouts_read_are_held_against_their_bars():
+    bars = runpy.run_path(str(BENCHMARKS / "read.py"))["bars"]
+    slow = {"hyperslab": 2.0, "hyperslab, 2 threads": 1.5, "h5py read_direct": 4.0}
+    fast = {"hyperslab": 1.0, "hyperslab, 2 threads": 0.5, "h5py read_direct": 3.0}
+    assert bars({"64^3 gzip": {"full": slow, "D/4": fast, "stored": 0.2}}) == [
+        ("64^3 gzip: slowest row, of h5py", 0.5, "<=", 1.0),
+        ("64^3 gzip: times h5py", 2.0, ">=", 2.0),
+        ("64^3 gzip: gain by a second thread", 2.0 / 1.5, ">=", 1.5),
+    ]
+    assert bars({"slabs raw": {"full": slow, "stored": 1.0}}) == [
+        ("slabs raw: slowest row, of h5py", 0.5, "<=", 1.0)
+    ]
 
 
 def test_cubes_are_compared_in_one_process(tmp_path):
