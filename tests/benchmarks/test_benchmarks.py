@@ -48,6 +48,20 @@ def test_every_benchmark_runs_small_and_prints_json(script, monkeypatch):
         assert {type(BARS["Bar"](script, *row).is_met) for row in rows} <= {bool}
 
 
+def test_some_of_the_layouts_read_are_held_against_their_bars():
+    bars = runpy.run_path(str(BENCHMARKS / "read.py"))["bars"]
+    slow = {"hyperslab": 2.0, "hyperslab, 2 threads": 1.5, "h5py read_direct": 4.0}
+    fast = {"hyperslab": 1.0, "hyperslab, 2 threads": 0.5, "h5py read_direct": 3.0}
+    assert bars({"64^3 gzip": {"full": slow, "D/4": fast, "stored": 0.2}}) == [
+        ("64^3 gzip: slowest row, of h5py", 0.5, "<=", 1.0),
+        ("64^3 gzip: times h5py", 2.0, ">=", 2.0),
+        ("64^3 gzip: gain by a second thread", 2.0 / 1.5, ">=", 1.5),
+    ]
+    assert bars({"slabs raw": {"full": slow, "stored": 1.0}}) == [
+        ("slabs raw: slowest row, of h5py", 0.5, "<=", 1.0)
+    ]
+
+
 def test_cubes_are_compared_in_one_process(tmp_path):
     command = [sys.executable, BENCHMARKS / "cube_size.py", "--folder", str(tmp_path / "made")]
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

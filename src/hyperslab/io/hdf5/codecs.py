@@ -184,11 +184,12 @@ def _places_of_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) 
     full, rest = divmod(num_items, block)
     read_length, memory = _UINT32.unpack_from, stored.data
     place, places = 12, []
-    for _ in range(full + bool(rest // 8)):
-        if place + 4 > stored.size:
-            raise FormatError("bitshuffle data is damaged: blocks are missing")
-        places.append(place)
-        place += 4 + read_length(memory, place)[0]
+    try:
+        for _ in range(full + bool(rest // 8)):
+            places.append(place)
+            place += 4 + read_length(memory, place)[0]
+    except struct.error as error:
+        raise FormatError("bitshuffle data is damaged: blocks are missing") from error
     _check(stored.size, place + (rest % 8) * itemsize, "bitshuffle")
     return [*places, place]  # fewer than 8 items may come without a block
 
