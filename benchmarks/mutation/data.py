@@ -180,8 +180,8 @@ MUTANTS = [
     ),
     Mutant(
         "io/hdf5/chunk_index.py",
-        "        if self._is_edge_unfiltered and is_edge:\n",
-        "        if self._is_edge_unfiltered and not is_edge:\n",
+        "        if self._is_edge_unfiltered and any(map(ge, position, self._full)):\n",
+        "        if self._is_edge_unfiltered and not any(map(ge, position, self._full)):\n",
         "io/hdf5/test_contract.py io/hdf5/test_odd_files.py io/hdf5/test_filters.py",
         "unfiltered edge chunks are taken for filtered",
     ),
