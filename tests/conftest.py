@@ -40,8 +40,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables by which a process knows that it is one of several."""
 
-# What a shell starts in the background ignores SIGINT, and so would all that tests start.
+# A shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("fuzz", deadline=None, database=None, print_blob=True)
