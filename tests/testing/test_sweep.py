@@ -7,7 +7,6 @@ import torch
 
 from hyperslab.testing import Team
 from hyperslab.testing.sweep import Effort, recorded, rendered, sweep
-from hyperslab.testing.sweep.sweep import THOROUGH
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
@@ -129,8 +128,9 @@ def test_some_operators_are_right_or_refused(record):
 
 
 @pytest.mark.slow
-def test_every_sample_of_every_operator_is_right_or_refused():
-    assert_right_or_refused(sweep(effort=THOROUGH))
+def test_every_operator_is_right_or_refused():
+    """``python -m hyperslab.testing.sweep --thorough`` tries every sample, for half an hour."""
+    assert_right_or_refused(sweep(effort=Effort(samples=2, trials=6)))
 
 
 def assert_right_or_refused(findings):

@@ -12,7 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hyperslab.errors import ConfigError
 from hyperslab.testing.sweep import Effort, Findings, rendered, sweep
 from hyperslab.testing.sweep.findings import WRONG
-from hyperslab.testing.sweep.sweep import THOROUGH
+
+
+THOROUGH = Effort(samples=10_000, trials=1_000_000, call_seconds=7200)
 
 
 @click.command()

@@ -22,8 +22,6 @@ ALL = -1
 """The number of a trial that stands for all of an operator."""
 USUAL = Effort()
 """A minute or two on two cores."""
-THOROUGH = Effort(samples=10_000, trials=1_000_000, call_seconds=7200)
-"""Every sample on every split, some minutes."""
 
 
 def sweep(
