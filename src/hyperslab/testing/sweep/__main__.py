@@ -13,7 +13,6 @@ from hyperslab.errors import ConfigError
 from hyperslab.testing.sweep import Effort, Findings, rendered, sweep
 from hyperslab.testing.sweep.findings import WRONG
 
-
 THOROUGH = Effort(samples=10_000, trials=1_000_000, call_seconds=7200)
 
 
