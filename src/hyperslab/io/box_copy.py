@@ -40,7 +40,7 @@ SHORT_ROWS = range(16, 4096)
 
 
 class Reader(Protocol):
-    """What a copy reads with: a file, or a chunk that is decoded as it is read."""
+    """What a copy reads with."""
 
     def fill_rows(self, rows: NDArray[np.uint8], offset: int, step: int) -> None:
         """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
@@ -106,6 +106,12 @@ class Loops:
     def target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes and strides of the buffer, with ``dims`` for its dims."""
         return tuple(dim.size for dim in self.dims), tuple(dim.in_out for dim in self.dims)
+
+    @cached_property
+    def is_run(self) -> bool:
+        """Whether the buffer is one run of items in the order of the file, and of its dtype."""
+        sizes, strides = self.target
+        return self.dtype.isnative and strides == strides_of(sizes, self.dtype)
 
     @cached_property
     def blocks(self) -> _Blocks:
@@ -188,7 +194,7 @@ class BoxCopy(NamedTuple):
         )
 
     @property
-    def _target(self) -> NDArray[Any]:
+    def target(self) -> NDArray[Any]:
         """``out``, with ``dims`` for its dims."""
         sizes, strides = self.loops.target
         out = self.out.squeeze()  # often it is that: then a slow call is spared
@@ -208,9 +214,9 @@ class BoxCopy(NamedTuple):
 
     def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Places in the file, and the rows of ``out`` that are to be filled from there."""
-        nbytes, step, target = self.loops.run_nbytes, self._row_step, self._target.view(np.uint8)
+        nbytes, step, target = self.loops.run_nbytes, self._row_step, self.target.view(np.uint8)
         num = min(MAX_ROWS, max(1, PIECE_NBYTES // nbytes))
-        for index, offset in _walk(self.loops.dims[:-2], self.offset):
+        for index, offset in walk(self.loops.dims[:-2], self.offset):
             rows = np.atleast_2d(target[index])
             for first in range(0, len(rows), num):
                 for start in range(0, nbytes, PIECE_NBYTES):
@@ -218,7 +224,7 @@ class BoxCopy(NamedTuple):
                     yield offset + first * step + start, piece
 
     def _run_by_scratch(self, reader: Reader, num_lanes: int) -> None:
-        blocks, dtype, target = self.loops.blocks, self.loops.dtype, self._target
+        blocks, dtype, target = self.loops.blocks, self.loops.dtype, self.target
 
         def read_lane(lane: Iterable[_Block]) -> None:
             scratch = _scratch()
@@ -286,7 +292,7 @@ class _Blocks:
         return math.prod(dim.size for dim in self.outer) * -(-self.cut.size // self.num)
 
     def walk(self, offset: int) -> Iterator[_Block]:
-        for index, start in _walk(self.outer, offset):
+        for index, start in walk(self.outer, offset):
             for first in range(0, self.cut.size, self.num):
                 last = min(first + self.num, self.cut.size)
                 yield (*index, slice(first, last)), start + first * self.cut.in_file, last - first
@@ -302,7 +308,7 @@ class _Blocks:
                 yield start + row * self.cut.in_file, nbytes
 
 
-def _walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """All indices of ``dims``, and where each lies in the file."""
     indices = product(*(range(dim.size) for dim in dims))
     steps = product(*(range(0, dim.size * dim.in_file, dim.in_file) for dim in dims))

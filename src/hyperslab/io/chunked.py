@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import product
@@ -13,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
+from hyperslab.io.blocks import BlockReader
 from hyperslab.io.box_copy import MAX_THREADS, BoxCopy, copy, strides_of
 from hyperslab.io.contiguous import read_box
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
-from hyperslab.io.scratch import Bytes, scratch
+from hyperslab.io.scratch import scratch
 from hyperslab.io.threads import for_each
 from hyperslab.layout import Box, Span
 
@@ -33,18 +33,6 @@ class Chunk(NamedTuple):
     """As stored, compressed."""
     mask: int = 0
     """For ``decode``: the filters that were skipped when this chunk was written."""
-
-
-class BlockReader(ABC):
-    """A chunk whose blocks were compressed each by itself: only those asked for are decoded."""
-
-    @abstractmethod
-    def fill(self, out: Bytes, offset: int) -> None:
-        """Fills ``out`` with the decoded bytes from ``offset`` on."""
-
-    def fill_rows(self, rows: Bytes, offset: int, step: int) -> None:
-        for number, row in enumerate(rows):
-            self.fill(row, offset + number * step)
 
 
 Decode = Callable[[memoryview, Chunk], Buffer | BlockReader]
@@ -191,7 +179,7 @@ class ChunkedArray(ArrayReader):
             chunk.file.fill(fd, stored, chunk.offset)
             decoded = decode(stored, chunk)
             if isinstance(decoded, BlockReader):
-                self._copy_of(part).run(decoded, max_threads=1)
+                decoded.read(self._copy_of(part))
             else:
                 pairs = zip(part.starts, part.out.shape, strict=True)
                 within = tuple(slice(start, start + size) for start, size in pairs)

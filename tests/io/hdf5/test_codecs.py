@@ -1,14 +1,17 @@
 """Chunks that bitshuffle compressed, decoded block by block."""
 
+import math
 from itertools import combinations, pairwise
 
 import h5py
 import hdf5plugin
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 import hyperslab as hs
 from hyperslab.errors import FormatError
+from hyperslab.io.box_copy import BoxCopy, strides_of
 from hyperslab.io.hdf5.codecs import BitshuffledBlocks
 from hyperslab.io.scratch import scratch
 
@@ -32,9 +35,9 @@ def some_values(dtype, num=NUM_ITEMS):
 
 
 def filled(blocks, start, stop):
-    """What ``fill`` gives; asserts that it writes nowhere else."""
+    """What ``read`` gives; asserts that it writes nowhere else."""
     memory = np.full(stop - start + 32, 0xA5, np.uint8)
-    blocks.fill(memory[16:-16], start)
+    blocks.read(BoxCopy.of(0, np.dtype(np.uint8), (1,), (start,), memory[16:-16]))
     assert (memory[:16] == 0xA5).all()
     assert (memory[-16:] == 0xA5).all()
     return memory[16:-16]
@@ -56,10 +59,10 @@ def test_bytes_from_anywhere_to_anywhere(tmp_path, cname, dtype, block):
             np.testing.assert_array_equal(filled(blocks, start, stop), expected[start:stop])
 
 
-def places_of_blocks(stored):
+def places_of_blocks(stored, num=4):
     """Where each block's length is stored, and where the last one ends."""
     places = [12]
-    for _ in range(4):
+    for _ in range(num):
         length = int.from_bytes(stored[places[-1] : places[-1] + 4].tobytes(), "big")
         places.append(places[-1] + 4 + length)
     return places
@@ -89,6 +92,45 @@ def test_a_damaged_block_names_the_file_and_leaves_the_others_readable(tmp_path,
     other = (number + 1) % 3 * BLOCK
     data.read(0, (slice(other, other + BLOCK),), out)
     np.testing.assert_array_equal(out, values[other : other + BLOCK])
+
+
+@pytest.mark.parametrize("cname", COMPRESSION)
+@pytest.mark.parametrize("columns", [slice(0, 64), slice(70, 120), slice(60, 70), slice(192, 256)])
+def test_blocks_between_rows_are_not_decoded(tmp_path, cname, columns):
+    values = some_values("<i2", 5 * 4 * BLOCK).reshape(5, 4 * BLOCK)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        filters = hdf5plugin.Bitshuffle(nelems=BLOCK, cname=cname)
+        dataset = file.create_dataset("x", data=values, chunks=values.shape, **filters)
+        stored = np.frombuffer(dataset.id.read_direct_chunk((0, 0))[1], np.uint8).copy()
+        places = places_of_blocks(stored, 20)
+        wanted = {row * 4 + column // BLOCK for row in (1, 2, 3) for column in range(256)[columns]}
+        for number in set(range(20)) - wanted:
+            stored[places[number] + 4 : places[number + 1]] = 0xFF
+        dataset.id.write_direct_chunk((0, 0), stored.tobytes())
+    data, rows = hs.open(tmp_path / "x.h5", sample="x", axes="HW"), slice(1, 4)
+    out = np.zeros((3, columns.stop - columns.start), "<i2")
+    data.read(0, (rows, columns), out)
+    np.testing.assert_array_equal(out, values[rows, columns])
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 200)),
+    block=st.sampled_from([8, 16, 64]),
+    cname=st.sampled_from(list(COMPRESSION)),
+    order=st.permutations(range(3)),
+    draw=st.data(),
+)
+def test_any_box_of_a_chunk_into_any_buffer(tmp_path_factory, shape, block, cname, order, draw):
+    values = some_values("<i2", math.prod(shape)).reshape(shape)
+    stored = written(tmp_path_factory.mktemp("x") / "x.h5", values.reshape(-1), cname, block)
+    spans = [sorted(draw.draw(st.sets(st.integers(0, n), min_size=2, max_size=2))) for n in shape]
+    box = tuple(slice(*span) for span in spans)
+    out = np.zeros([values[box].shape[dim] for dim in order], "<i2").transpose(np.argsort(order))
+    starts, strides = [start for start, _ in spans], strides_of(shape, values.dtype)
+    with scratch.borrowed():
+        blocks = BitshuffledBlocks(stored, values.nbytes, 2, COMPRESSION[cname])
+        blocks.read(BoxCopy.of(0, values.dtype, strides, starts, out))
+    np.testing.assert_array_equal(out, values[box])
 
 
 @pytest.mark.parametrize("cname", COMPRESSION)

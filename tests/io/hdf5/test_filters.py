@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import FormatError
-from hyperslab.io.chunked import BlockReader
+from hyperslab.io.blocks import BlockReader
 from hyperslab.io.hdf5 import codecs
 from hyperslab.io.hdf5.filters import FilterSpec, Pipeline, UnknownFilter, checked, unshuffled
 from hyperslab.testing.mutations import mutated
@@ -115,7 +115,7 @@ def decoded(pipeline, stored, nbytes=80):
     found = pipeline.undo(memoryview(stored), 0)
     if isinstance(found, BlockReader):
         out = np.zeros(nbytes, np.uint8)
-        found.fill(out.data, 0)
+        found.decode([(0, nbytes)], out)
         return out
     return found
 

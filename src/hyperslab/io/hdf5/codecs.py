@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hyperslab.errors import FormatError
-from hyperslab.io.chunked import BlockReader
+from hyperslab.io.blocks import BlockReader
+from hyperslab.io.read_ahead import Range
 from hyperslab.io.scratch import Bytes, scratch
 
 _UINT32 = struct.Struct(">I")
@@ -132,44 +136,62 @@ def bitunshuffled(stored: Bytes, nbytes: int, itemsize: int) -> Bytes:
 
 
 class BitshuffledBlocks(BlockReader):
-    """A chunk that bitshuffle compressed with LZ4 (``compression`` 2) or Zstandard (3)."""
+    """A chunk that bitshuffle compressed with LZ4 (``compression`` 2) or Zstandard (3).
+
+    The decoder goes from block to block by their lengths and reads on in one that is damaged until
+    it has made as many bytes as a block has, from ``_reach`` bytes at most. Blocks that lie so near
+    the end are decoded from a copy with zeros behind, which end that.
+    """
 
     def __init__(self, stored: Bytes, nbytes: int, itemsize: int, compression: int) -> None:
         name = {2: "bshuf_decompress_lz4", 3: "bshuf_decompress_zstd"}[compression]
         self._decode = function(plugin("bshuf"), name, *_BITSHUFFLE)
-        self._nbytes, self._itemsize = nbytes, itemsize
+        self._stored, self._itemsize = stored, itemsize
         self._block = _block_header(stored, nbytes, "bitshuffle") // itemsize
-        self._block_nbytes = self._block * itemsize
         num_items = nbytes // itemsize
         self._places = _places_of_blocks(stored, num_items, itemsize, self._block)
-        self._padded = _padded(stored, 2 * min(self._block, num_items) * itemsize + 64)
+        self._reach = 2 * min(self._block, num_items) * itemsize + 64
+        self.nbytes, self.block_nbytes = nbytes, self._block * itemsize
 
-    def fill(self, out: Bytes, offset: int) -> None:
-        stop = offset + out.size
-        while offset < stop:
-            first = offset // self._block_nbytes * self._block_nbytes
-            last = stop if stop == self._nbytes else stop // self._block_nbytes * self._block_nbytes
-            if first == offset < last:  # whole blocks
-                self._undo(first, out[: last - first])
-                done = last - first
-            else:
-                done = self._fill_within_block(first, out[: stop - offset], offset - first)
-            out, offset = out[done:], offset + done
+    def decode(self, ranges: Sequence[Range], out: Bytes) -> None:
+        # One call for all: a thread that comes back from a short one waits for Python's lock.
+        done = self._decode_in_place(ranges[0], out) if len(ranges) == 1 else 0
+        if done < out.size:
+            with scratch.borrowed():
+                copied = self._copied([(start + done, size - done) for start, size in ranges])
+                self._undo(copied, out[done:])
 
-    def _fill_within_block(self, first: int, out: Bytes, start: int) -> int:
-        """Fills ``out`` from ``start`` in the block at ``first``, until the first of both ends."""
-        with scratch.borrowed():
-            block = scratch.take(min(self._block_nbytes, self._nbytes - first))
-            self._undo(first, block)
-            part = block[start : start + out.size]
-            out[: part.size] = part
-            return part.size
+    def _decode_in_place(self, range_: Range, out: Bytes) -> int:
+        """Decodes the blocks that are far enough from the end; gives how many bytes that made."""
+        start, size = range_
+        num_safe = bisect_right(self._places, self._stored.size - self._reach)
+        done = min(size // self.block_nbytes, num_safe - start // self.block_nbytes)
+        if done <= 0:
+            return 0
+        self._undo(self._stored[self._place(start) :], out[: done * self.block_nbytes])
+        return done * self.block_nbytes
 
-    def _undo(self, first: int, out: Bytes) -> None:
-        """Decodes as many blocks as fill ``out``, from the one that begins at ``first``."""
-        stored = address(self._padded, self._places[first // self._block_nbytes])
+    def _copied(self, ranges: Sequence[Range]) -> Bytes:
+        """The stored bytes of ``ranges``, with zeros behind."""
+        pieces = [
+            self._stored[self._place(start) : self._place(start + size)] for start, size in ranges
+        ]
+        copied = scratch.take(sum(piece.size for piece in pieces) + self._reach)
+        np.concatenate(pieces, out=copied[: -self._reach])
+        copied[-self._reach :] = 0
+        return copied
+
+    def _place(self, offset: int) -> int:
+        """Where the block that begins at ``offset`` is stored."""
+        if offset == self.nbytes:
+            return self._stored.size
+        return self._places[offset // self.block_nbytes]
+
+    def _undo(self, stored: Bytes, out: Bytes) -> None:
+        """Decodes as many blocks as fill ``out``."""
         num_items = out.size // self._itemsize
-        _check_code(self._decode(stored, address(out), num_items, self._itemsize, self._block))
+        found = self._decode(address(stored), address(out), num_items, self._itemsize, self._block)
+        _check_code(found)
 
 
 def _check_code(code: int) -> None:
@@ -192,19 +214,6 @@ def _places_of_blocks(stored: Bytes, num_items: int, itemsize: int, block: int) 
         raise FormatError("bitshuffle data is damaged: blocks are missing") from error
     _check(stored.size, place + (rest % 8) * itemsize, "bitshuffle")
     return [*places, place]  # fewer than 8 items may come without a block
-
-
-def _padded(stored: Bytes, num_zeros: int) -> Bytes:
-    """With zeros behind.
-
-    The decoder goes from block to block by their lengths and reads on in one that is damaged until
-    it has made as many bytes as a block has; zeros end that, at the latest after two bytes for each
-    that it makes.
-    """
-    padded = scratch.take(stored.size + num_zeros)
-    padded[: stored.size] = stored
-    padded[stored.size :] = 0
-    return padded
 
 
 def _block_header(stored: Bytes, nbytes: int, what: str) -> int:

@@ -12,7 +12,7 @@ from functools import cache, partial
 import numpy as np
 
 from hyperslab.errors import FormatError
-from hyperslab.io.chunked import BlockReader
+from hyperslab.io.blocks import BlockReader
 from hyperslab.io.hdf5 import codecs
 from hyperslab.io.hdf5.codecs import MissingLibrary
 from hyperslab.io.scratch import Bytes, scratch
@@ -174,7 +174,7 @@ class _Bitshuffled:
 
     def __call__(self, stored: Bytes, nbytes: int) -> Bytes:
         out = scratch.take(nbytes)
-        self.blocks(stored, nbytes).fill(out, 0)
+        self.blocks(stored, nbytes).decode([(0, nbytes)], out)
         return out
 
     def blocks(self, stored: Bytes, nbytes: int) -> BlockReader:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.chunked import BlockReader, Chunk, ChunkedArray
+from hyperslab.io.blocks import BlockReader
+from hyperslab.io.chunked import Chunk, ChunkedArray
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile, Identity
 from hyperslab.io.hdf5.chunk_index import ChunkIndex
