@@ -37,6 +37,7 @@ def small_limits(monkeypatch):
         monkeypatch.setattr(read_ahead, "GAP_NBYTES", gap)
         monkeypatch.setattr(box_copy, "SCRATCH_NBYTES", scratch_nbytes)
         monkeypatch.setattr(box_copy, "PIECE_NBYTES", piece)
+        monkeypatch.setattr(box_copy, "LONE_PIECE_NBYTES", piece)
         monkeypatch.setattr(box_copy, "_scratch", scratch)
         box_copy._loops.cache_clear()
 
@@ -200,7 +201,7 @@ def test_runs_whose_gaps_are_not_in_memory_are_read_one_by_one(tmp_path, monkeyp
     with limited_to(1):
         reader.read(box, out)
     np.testing.assert_array_equal(out, array[:, 1:3])
-    assert calls == [511] + [1] * 600  # once is enough to know
+    assert calls == [2 * read_ahead.MAX_ROWS - 1] + [1] * 600  # once is enough to know
 
 
 def test_of_runs_with_small_gaps_the_disk_is_told_without_the_gaps(tmp_path, cold):
