@@ -177,7 +177,7 @@ MUTANTS = [
         "comm/mesh.py",
         "return tuple(axis for axis in self.grid.long_axes if axis not in axes)",
         "return tuple(axis for axis in self.grid.long_axes if axis in axes)",
-        "comm/test_mesh.py nn/test_outsiders.py",
+        "comm/test_mesh.py nn/test_means.py",
         "replicas are looked for along the axes that split",
     ),
     Mutant(

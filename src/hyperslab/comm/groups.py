@@ -22,7 +22,7 @@ def group_of(
 
     Collective over all ranks the first time: each makes all the groups of the partition, in the
     same order, as torch wants it. These groups carry only our messages, so that they cannot be
-    mistaken for those of DDP or FSDP, which run in the default group.
+    mistaken for averages of gradients, by us or by FSDP, which run in the default group.
     """
     world = dist.group.WORLD
     assert world is not None

@@ -21,14 +21,15 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh, mesh_of
 from hyperslab.errors import HyperslabError
 from hyperslab.layout import Cuts, Layout, Split
-from hyperslab.nn.outsiders import is_plain_outsider, mean_of
+from hyperslab.nn.means import mean_in_graph
 from hyperslab.nn.registry import dispatch, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
 
 # Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
-# ("slab" or "copy", number of its piece, shape, splits), ("tensor" or "outsider", number),
-# ("tuple", items), ("list", items), ("dict", pairs) or ("value", what).
+# ("slab" or "copy", number of its piece, shape, splits), ("tensor", number), ("learnable",
+# number, place of a weight or None), ("tuple", items), ("list", items), ("dict", pairs) or
+# ("value", what).
 Description = tuple[Any, ...]
 
 
@@ -105,8 +106,9 @@ def _describe(value: Any, tensors: list[Tensor], meshes: list[Mesh]) -> Descript
         return kind, len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
     if isinstance(value, Tensor):
         tensors.append(value)
-        is_outsider = is_dynamo_compiling() and is_plain_outsider(value)
-        return "outsider" if is_outsider else "tensor", len(tensors) - 1
+        if is_dynamo_compiling() and value.requires_grad:
+            return "learnable", len(tensors) - 1, getattr(value, "_hyperslab_place", None)
+        return "tensor", len(tensors) - 1
     if isinstance(value, tuple):
         return "tuple", tuple([_describe(item, tensors, meshes) for item in value])
     if isinstance(value, list):
@@ -134,8 +136,8 @@ def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) ->
         return cls(tensors[number], layout, mesh)
     if kind == "tensor":
         return tensors[description[1]]
-    if kind == "outsider":
-        return mean_of(tensors[description[1]], mesh)
+    if kind == "learnable":
+        return mean_in_graph(tensors[description[1]], mesh, description[2])
     if kind == "tuple":
         return tuple([_rebuild(item, tensors, mesh) for item in description[1]])
     if kind == "list":

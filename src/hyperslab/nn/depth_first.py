@@ -23,7 +23,7 @@ from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn import tile_pointwise as tile_pointwise, tile_windows as tile_windows
 from hyperslab.nn.casts import Casts
-from hyperslab.nn.outsiders import with_mean
+from hyperslab.nn.means import with_mean
 from hyperslab.nn.registry import settle
 from hyperslab.nn.seen import Seen
 from hyperslab.nn.slab import Slab, is_slab

@@ -17,7 +17,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Layout, plan_recut, split_over
-from hyperslab.nn.outsiders import check_no_transform
+from hyperslab.nn.means import check_no_transform
 from hyperslab.nn.slab import Slab
 
 Cuts = Mapping[str, Sequence[int]]

@@ -25,7 +25,7 @@ MARGIN = 1.1
 MAX_GROWTH = 1 << 12
 """A step keeps at most as many times its inputs: where more is free, it is not weighed."""
 PER_WEIGHT = 4
-"""A weight's gradient, its place in a bucket of DDP, and two numbers of an optimizer."""
+"""A weight's gradient, its place in a message, and two numbers of an optimizer."""
 
 
 TILES = (TILE_NUMEL, TILE_NUMEL // 4, TILE_NUMEL // 32)

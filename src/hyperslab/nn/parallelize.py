@@ -37,9 +37,9 @@ from hyperslab.nn.chains import (
 from hyperslab.nn.comparisons import Comparisons
 from hyperslab.nn.graphed import Graphed, check_graphs
 from hyperslab.nn.lone import Lone
+from hyperslab.nn.means import leave_to_fsdp
 from hyperslab.nn.memory_watch import MemoryWatch
 from hyperslab.nn.module_path import add_module_path
-from hyperslab.nn.outsiders import leave_to_fsdp
 from hyperslab.nn.ready import check_layers, check_tensors
 from hyperslab.nn.replay.recorder import CudaRecorder
 from hyperslab.nn.replica import Replica
@@ -59,8 +59,8 @@ def parallelize(
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
-    Gradients are averaged over the ranks by DDP, or by FSDP2, which also spreads the weights, with
-    ``shard_weights``. ``batch_stats="spatial"`` computes BatchNorm's statistics over the ranks that
+    Weights are whole on every rank and their gradients averaged while the backward pass runs; with
+    ``shard_weights`` FSDP2 spreads both. ``batch_stats="spatial"`` computes BatchNorm's statistics over the ranks that
     share a sample rather than over the global batch, as DDP users expect; its buffers are then
     those of rank 0. Weights, buffers and torch's random state (dropout masks come from it) become
     those of rank 0. Keys of ``state_dict`` stay.
@@ -246,7 +246,7 @@ def _can_watch_memory(mesh: Mesh) -> bool:
 def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool) -> None:
     """Gives ``module`` a class of its own that adds ``Parallel`` to it.
 
-    DDP's wrapper is kept out of the module tree, so that it shows in no ``state_dict``.
+    What it adds is kept out of the module tree, so that it shows in no ``state_dict``.
     """
     chains = installed_chains(module)
     candidates = [chain for chain in chains if not chain.picked]

@@ -29,8 +29,7 @@ def check_layers(module: nn.Module, mesh: Mesh) -> None:
     if mesh.num_ranks == 1:
         return
     for name, layer in module.named_modules():
-        is_used = layer.training or mesh.device.type == "cpu"  # where DDP refuses it in any case
-        if is_used and isinstance(layer, nn.SyncBatchNorm):
+        if layer.training and isinstance(layer, nn.SyncBatchNorm):
             raise ConfigError(
                 f"{name or 'the module'} is a SyncBatchNorm, which cannot run on split tensors: "
                 "use BatchNorm, whose statistics are those of the global batch on any mesh"

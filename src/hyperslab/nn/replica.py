@@ -1,66 +1,29 @@
-"""Gradients averaged by DDP, in whatever order a user runs forward and backward passes."""
+"""Weights that every rank holds whole, whose gradients are averaged."""
 
-# No "from __future__ import annotations": DDP reads those of its hook as they are.
+from __future__ import annotations
 
-import warnings
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
-from torch.compiler import is_dynamo_compiling
-from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future
-from torch.library import custom_op
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.autograd.graph import get_gradient_edge
+from torch.compiler import assume_constant_result, is_dynamo_compiling
 
-from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.reduce import reduce_sum_
-from hyperslab.errors import ConfigError
-from hyperslab.layout import AXES
+from hyperslab.nn.averaging import Averaging, Bucket, buckets_of
 from hyperslab.nn.comparisons import Comparisons
-from hyperslab.nn.outputs import map_tensors, tensors_of
-
-
-@torch.no_grad()
-def average_(grads: Sequence[Tensor], mesh: Mesh) -> None:
-    """Makes gradients of one dtype the means over all ranks, in one message.
-
-    Collective over the mesh.
-    """
-    parts = (
-        torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks
-    )  # as a half's sum overflows
-    means = reduce_sum_(parts, mesh, AXES).split([grad.numel() for grad in grads])
-    for grad, mean in zip(grads, means, strict=True):
-        grad.copy_(mean.view_as(grad))
-
-
-def averaging_mesh(x: Tensor) -> Mesh | None:
-    """The mesh over which a replica averages the gradient of ``x``, or of what it is a view of."""
-    source = x if x.is_leaf else x._base
-    hooks: Any = None if source is None else source._post_accumulate_grad_hooks
-    for hook in hooks.values() if hooks else ():
-        if type(hook) is _Watcher and hook.replica() is not None:
-            return hook.mesh
-    return None
+from hyperslab.nn.outputs import tensors_of
 
 
 class Replica:
-    """A module whose gradients are averaged over all ranks at the end of a backward pass.
+    """A module whose gradients are averaged over all ranks by the end of each backward pass.
 
-    By itself DDP averages in the first backward pass after a forward pass and in no other: a second
-    one through the same graph, or through the graph of an earlier forward pass, leaves each rank
-    with a gradient of its own and says nothing. Here every backward pass that reaches an output of
-    the module, or gives one of its parameters a gradient, averages what has been added up so far.
-    That is exact, because what was averaged before is equal on all ranks. Parameters may also be
-    frozen, thawed or replaced at any time.
+    Each pass that reaches one of its weights does that, whichever methods or parts of the module
+    ran, how often and in which order. Weights may be frozen, thawed or replaced at any time.
     """
 
     def __init__(
@@ -70,279 +33,142 @@ class Replica:
         mesh: Mesh,
         comparisons: Comparisons,
     ) -> None:
-        self._body = _Body(module, forward)
-        self._mesh = mesh
-        self._comparisons = comparisons
-        self._ddp: DistributedDataParallel | None = None
-        self._trained: list[nn.Parameter] = []
-        """The parameters whose gradients DDP averages."""
-        self._sync = True
-        self._pass: int | None = None
-        """The backward pass that reached an output last."""
-        self._averaged = False
-        """Whether DDP has averaged all gradients since it was last told to."""
-        self._travelling: list[Future[Tensor]] = []
-        """Gradients on their way to and from the other ranks."""
-        self._got_grads: set[int] = set()
-        """The parameters, by their ids, that got a gradient in that pass."""
-        self._watched: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        """Parameters that the module has or had, in the order in which they came."""
-        self._averaged_before = False
-        """Whether DDP had nothing left to do when that pass began."""
-        self._by_hand = False
-        """Whether gradients are averaged after the backward pass, as DDP wants one of all."""
-        self._warned_of_hooks = False
+        self._module, self._forward = module, forward
+        self._mesh, self._comparisons = mesh, comparisons
+        self._is_synced = True
+        self._owed: dict[int, tuple[int, Tensor]] = {}
+        """Weights that got gradients within ``no_sync``, by their ids, with their places."""
+        self._trained: list[Tensor] = []
+        self._buckets: dict[int, Bucket] = {}
+        """Of the weights that are trained, by their ids."""
+        self.nodes: dict[int, Any] = {}
+        """What adds to the gradients of weights in compiled graphs, by their places."""
         self._number = len(_replicas)
         _replicas.append(weakref.ref(self))
-        self._watch_parameters([*self._body.parameters()])
+        self.watch_weights()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            return self._run_in_graph(*args, **kwargs)
-        if not torch.is_grad_enabled() or not self._adopt_parameters():
-            return self._body(*args, **kwargs)
-        if self._ddp is None:
-            out = self._body(*args, **kwargs)
-        else:
-            with nullcontext() if self._sync else self._ddp.no_sync():
-                out = self._ddp(*args, **kwargs)
-        if self._sync and self._averages:
-            self._averaged = False
+            _watch_weights(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
+            return self._forward(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        self.watch_weights()
+        out = self._forward(*args, **kwargs)
+        if self._is_synced:
             for leaf in tensors_of(out):
                 if leaf.grad_fn is not None:
-                    leaf.register_hook(self.before_backward)
+                    leaf.register_hook(self._before_backward)
         return out
 
-    def _run_in_graph(self, *args: Any, **kwargs: Any) -> Any:
-        """What is told to DDP around a forward pass is told by operators of the graph."""
-        out = self._body.run(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return out
-        if not tensors_of(out):
-            raise ConfigError(
-                f"there is no tensor to be found in the {type(out).__name__} that the module "
-                "returns: return Slabs or tensors in tuples, lists, dicts or dataclasses"
-            )
-        return map_tensors(lambda leaf: _leave(leaf, self._number), out)
-
-    def after_forward(self) -> None:
-        """Makes DDP expect a backward pass, without its own ``forward``."""
-        if self._adopt_parameters() and self._ddp is not None and self._sync:
-            self._expect_backward(self._ddp)
-
-    def _expect_backward(self, ddp: DistributedDataParallel) -> None:
-        ddp.reducer._rebuild_buckets()  # it must see each parameter in one pass before it does
-        ddp.reducer.prepare_for_backward([])
-        self._averaged = False
+    @property
+    def is_synced(self) -> bool:
+        return self._is_synced
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        before, self._sync = self._sync, False
+        before, self._is_synced = self._is_synced, False
         try:
             yield
         finally:
-            self._sync = before
+            self._is_synced = before
 
-    def average(self, bucket: GradBucket) -> Future[Tensor]:
-        """Sends gradients to the other ranks; buckets go in order."""
-        with contact("averaging gradients", self._mesh):
-            average = allreduce_hook(None, bucket)  # type: ignore[arg-type]
-        self._averaged = bucket.is_last()
-        self._travelling.append(average)
-        return average
+    def watch_weights(self) -> None:
+        """Makes the weights that the module has now tell when they get gradients.
 
-    @property
-    def _averages(self) -> bool:
-        return self._by_hand or self._ddp is not None
-
-    def _watch_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Makes parameters tell when they get a gradient in a pass that no output was told of.
-
-        Such are passes from what other methods or parts of the module return, and those of
-        gradient penalties.
+        Not tensors that stand in for them, as in ``torch.func.functional_call``.
         """
-        for parameter in parameters:
-            if parameter.requires_grad and averaging_mesh(parameter) is None:
-                self._watched[parameter] = True
-                parameter.register_post_accumulate_grad_hook(_Watcher(self, self._mesh))
-            if not self._warned_of_hooks and _is_hooked(parameter):
-                self._warn_of_hooks()
-
-    def _warn_of_hooks(self) -> None:
-        self._warned_of_hooks = True
-        if self._mesh.rank == 0:
-            named = self._body.module.named_parameters()
-            hooked = ", ".join(name for name, parameter in named if _is_hooked(parameter))
-            warnings.warn(
-                f"hooks of weights ({hooked}) see gradients before they are averaged, on each "
-                f"of {self._mesh.num_ranks} ranks its own: one that does more than multiply by a "
-                "constant, as to clip them or to step an optimizer, gives other numbers than one "
-                "process. Change gradients after the backward pass",
-                stacklevel=2,
-            )
-
-    def on_grad(self, parameter: Tensor) -> None:
-        """Called when ``parameter`` got a gradient."""
-        if not self._sync:
+        trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
+        if len(trained) == len(self._trained) and all(map(_is, trained, self._trained)):
             return
-        if torch._C._current_graph_task_id() != self._pass:
-            self._begin_pass()
-        self._got_grads.add(id(parameter))
+        for weight in trained:
+            if isinstance(weight, nn.Parameter) and watcher_of(weight) is None:
+                Watcher.set_on(weight, self)
+        mine = [p for p in trained if (found := watcher_of(p)) and found.replica() is self]
+        self._trained, self._buckets = mine, buckets_of(reversed(mine))
 
-    def _adopt_parameters(self) -> bool:
-        """Makes DDP know the parameters that want gradients now.
+    @torch.enable_grad()
+    def keep_nodes(self) -> None:
+        """Compiled graphs ask for them where torch makes no nodes."""
+        for weight in self._trained:
+            self.nodes[weight._hyperslab_place] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
 
-        Not where tensors stand in for some of them, as in ``torch.func.functional_call``: DDP would
-        wait for gradients of these. ``nn.outsiders`` averages those of the stand-ins.
-        """
-        parameters = [*self._body.parameters()]
-        if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
-            return False
-        self._watch_parameters(parameters)
-        if self._by_hand:
-            return True
-        now = [p for p in parameters if p.requires_grad]
-        if len(now) == len(self._trained) and all(map(_is, now, self._trained)):
-            return True
-        if self._ddp is not None:
-            self._ddp._remove_autograd_hooks()
-        self._ddp, self._trained = None, now
-        if now:
-            # Ranks start with equal weights and buffers, and Parallel keeps the buffers equal.
-            self._ddp = DistributedDataParallel(self._body, init_sync=False)
-            self._ddp.broadcast_buffers = False
-            # Weak: DDP keeps the hook's state where the garbage collector cannot see it.
-            self._ddp.register_comm_hook(weakref.ref(self), _average)
-        return True
-
-    def before_backward(self, grad: Tensor) -> None:
-        if not self._averages or torch._C._current_graph_task_id() == self._pass:
+    def on_grad(self, weight: Tensor, place: int) -> None:
+        """Called when ``weight`` got a gradient."""
+        averaging = Averaging.of_this_pass(self._mesh)
+        if not self._is_synced and not averaging.has(self):
+            self._owed[id(weight)] = (place, weight)
             return
-        if self._averaged and self._ddp is not None:
-            self._expect_backward(self._ddp)
-        self._begin_pass()
+        averaging.join(self, self._before_end)
+        self._owed.pop(id(weight), None)
+        bucket = self._buckets.get(id(weight))
+        if bucket is None or is_seen(weight):  # by somebody who may change it
+            averaging.at_end(weight, place)
+        else:
+            averaging.now(weight, place, bucket)
 
-    def _begin_pass(self) -> None:
-        self._pass = torch._C._current_graph_task_id()
-        self._got_grads.clear()
-        self._averaged_before = self._averaged
-        Variable._execution_engine.queue_callback(self._after_backward)
+    def _before_backward(self, grad: Tensor) -> None:
+        Averaging.of_this_pass(self._mesh).join(self, self._before_end)
 
-    def _after_backward(self) -> None:
-        """Averages what DDP did not.
-
-        DDP wants a gradient of every parameter in a pass that a forward pass was made for. It has
-        else averaged none or a part of them, which it would only tell in the next forward pass. A
-        pass to inputs alone, by ``torch.autograd.grad``, gives no parameter one and is well.
-        """
-        travelling, self._travelling = self._travelling, []
-        with contact("averaging gradients", self._mesh):
-            for average in travelling:
-                average.wait()
+    def _before_end(self, averaging: Averaging) -> None:
         self._comparisons.settle()
-        if self._ddp is not None and not self._averaged:
-            try:
-                self._ddp.reducer._rebuild_buckets()  # raises if DDP has begun and not finished
-            except RuntimeError:
-                self._leave_ddp(self._ddp)
-            else:
-                self._ddp.reducer.prepare_for_backward([])
-        by_ddp = self._averaged and not self._averaged_before
-        if self._got_grads and not by_ddp:
-            self._average_by_hand()
-
-    def _leave_ddp(self, ddp: DistributedDataParallel) -> None:
-        ddp._remove_autograd_hooks()
-        self._ddp, self._by_hand = None, True
-        if self._mesh.rank == 0:
-            named = self._body.module.named_parameters()
-            unused = [name for name, p in named if p.requires_grad and p.grad is None]
-            warnings.warn(
-                f"a backward pass gave no gradient to {', '.join(unused) or 'some parameters'}: "
-                "from now on gradients are averaged over the ranks after the backward pass, not "
-                "during it. Freeze parameters that are not used with requires_grad_(False), and "
-                "take one backward pass of the sum of several losses, to have that hidden",
-                stacklevel=2,
-            )
-
-    def _average_by_hand(self) -> None:
-        """Collective over all ranks, which run the same graph and so have the same gradients."""
-        gone = [p for p in self._watched if id(p) in self._got_grads]  # such as functional_call's
-        concerned = {id(p): p for p in (*self._body.parameters(), *gone)}
-        grads = [p.grad for p in concerned.values() if p.grad is not None]
-        kinds = {grad.dtype: [g for g in grads if g.dtype == grad.dtype] for grad in grads}
-        for same in kinds.values():
-            average_(same, self._mesh)
+        for place, weight in self._owed.values():
+            averaging.at_end(weight, place)
+        self._owed.clear()
 
 
-def _average(replica: weakref.ref[Replica], bucket: GradBucket) -> Future[Tensor]:
-    found = replica()
-    assert found is not None
-    return found.average(bucket)
+_replicas: list[weakref.ref[Replica]] = []
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def _watch_weights(replica: int) -> None:
+    """At the time a graph is made, which it is anew where other weights want gradients."""
+    if found := _replicas[replica]():
+        found.watch_weights()
+        found.keep_nodes()
 
 
 def _is(a: object, b: object) -> bool:
     return a is b
 
 
-def _is_hooked(parameter: Tensor) -> bool:
-    """Whether a parameter's gradient is shown to somebody else than a replica."""
-    after: Any = parameter._post_accumulate_grad_hooks or {}
-    return bool(parameter._backward_hooks) or any(type(h) is not _Watcher for h in after.values())
+class Watcher:
+    """What a weight calls when it got a gradient; it does not keep its replica alive."""
 
+    def __init__(self, replica: Replica, place: int) -> None:
+        self.replica, self._place = weakref.ref(replica), place
 
-class _Watcher:
-    """What a parameter calls, which does not keep its replica alive."""
+    @classmethod
+    def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
+        place = next(_places)
+        weight.register_post_accumulate_grad_hook(cls(replica, place))
+        _weights[place] = weight
+        weight._hyperslab_place = place  # type: ignore[attr-defined]
 
-    def __init__(self, replica: Replica, mesh: Mesh) -> None:
-        self.replica, self.mesh = weakref.ref(replica), mesh
-
-    def __call__(self, parameter: Tensor) -> None:
+    def __call__(self, weight: Tensor) -> None:
         if replica := self.replica():
-            replica.on_grad(parameter)
+            replica.on_grad(weight, self._place)
 
 
-class _Body(nn.Module):
-    """The module as DDP sees it, with the ``forward`` that it had before it was parallel."""
-
-    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module = module
-        self.run = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(*args, **kwargs)
+_places = itertools.count()
+_weights: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 
 
-_replicas: list[weakref.ref[Replica]] = []
+def weight_at(place: int) -> nn.Parameter | None:
+    """The weight whose ``_hyperslab_place`` that is: compiled graphs know it by this number."""
+    return _weights.get(place)
 
 
-@custom_op("hyperslab::leave", mutates_args=())
-def _leave(x: Tensor, replica: int) -> Tensor:
-    """An output of the module, as the graph of its forward pass ends."""
-    if found := _replicas[replica]():
-        found.after_forward()
-    return x.clone()
+def watcher_of(x: Tensor) -> Watcher | None:
+    """By which a replica is told of gradients of ``x``."""
+    hooks: Any = x._post_accumulate_grad_hooks
+    for hook in hooks.values() if hooks else ():
+        if type(hook) is Watcher and hook.replica() is not None:
+            return hook
+    return None
 
 
-@custom_op("hyperslab::come_back", mutates_args=())
-def _come_back(grad: Tensor, replica: int) -> Tensor:
-    """The gradient of an output, as the graph of the backward pass begins."""
-    if found := _replicas[replica]():
-        found.before_backward(grad)
-    return grad.clone()
-
-
-@_leave.register_fake
-@_come_back.register_fake
-def _(x: Tensor, replica: int) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _keep_number(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    ctx.replica = inputs[1]
-
-
-_leave.register_autograd(
-    lambda ctx, grad: (_come_back(grad, ctx.replica), None), setup_context=_keep_number
-)
+def is_seen(leaf: Tensor) -> bool:
+    """Whether hooks show the gradient of ``leaf`` to somebody else than a replica."""
+    after: Any = leaf._post_accumulate_grad_hooks or {}
+    return bool(leaf._backward_hooks) or any(type(h) is not Watcher for h in after.values())

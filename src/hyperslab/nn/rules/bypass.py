@@ -11,16 +11,12 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
-from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import UnsupportedOp
-from hyperslab.layout import AXES
 from hyperslab.nn.registry import register
-from hyperslab.nn.replica import averaging_mesh
 from hyperslab.nn.slab import Slab, is_slab
 
 
@@ -57,25 +53,6 @@ def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
     return apply_by_rule
 
 
-def _averaged_grad(grad: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.autograd.grad``, which gives the gradients of weights as ``backward`` adds them."""
-
-    @wraps(grad)
-    def averaged(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        found = grad(outputs, inputs, *args, **kwargs)
-        given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        meshes = [averaging_mesh(x) if isinstance(x, Tensor) else None for x in given]
-        if all(mesh is None for mesh in meshes):
-            return found
-        return tuple(
-            g if g is None or mesh is None else reduce_sum(g, mesh, AXES) / mesh.num_ranks
-            for mesh, g in zip(meshes, found, strict=True)
-        )
-
-    return averaged
-
-
-torch.autograd.grad = _averaged_grad(torch.autograd.grad)
 torch.jit.isinstance = _judge_pieces(torch.jit.isinstance)
 Function.apply = classmethod(_apply_by_rule(Function.apply.__func__))  # type: ignore[assignment,attr-defined]
 

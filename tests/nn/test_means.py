@@ -1,4 +1,4 @@
-"""Learnable tensors that meet Slabs and are no weights of the parallelized module."""
+"""Learnable tensors that meet Slabs: weights of a parallelized module, and others."""
 
 import copy
 import functools
@@ -6,14 +6,17 @@ import gc
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import Function, grad
+from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.nn import outsiders, replica
+from hyperslab.nn import averaging
 from hyperslab.testing import seeded
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -229,45 +232,59 @@ def test_an_argument_of_a_compiled_module_gets_the_gradient_of_one_process():
         close(parameter.grad, other.grad)
 
 
-@pytest.mark.ranks(2)
-def test_weights_of_the_module_are_left_to_ddp():
-    (run, enter), _ = entered({"height": 2}, {})
-    met = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outsiders, "mean_of", lambda x, mesh: met.append(x.shape) or x)
-        run(enter(seeded(*SHAPE)), run.last.bias[:, None, None])
-    assert met == [run.listed[0].shape]
-
-
 def counted(patch):
-    """The sizes of what is summed over the ranks from now on."""
+    """The sizes of what is summed over all ranks from now on, single numbers aside."""
     sizes = []
-    patch.setattr(outsiders, "reduce_sum", noting(sizes, outsiders.reduce_sum))
-    patch.setattr(replica, "reduce_sum_", noting(sizes, replica.reduce_sum_))
+    all_reduce = dist.all_reduce
+
+    def counting(x, *args, **kwargs):
+        sizes.extend([x.numel()] if x.numel() > 1 else [])
+        return all_reduce(x, *args, **kwargs)
+
+    patch.setattr(dist, "all_reduce", counting)
     return sizes
-
-
-def noting(sizes, function):
-    return lambda x, *rest: sizes.append(x.numel()) or function(x, *rest)
 
 
 @pytest.mark.ranks(2)
 def test_the_gradients_of_one_backward_pass_share_a_message():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
     plain = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 3, 1)).double()
+    num_weights = 2 * 2 * 9 + 2 + 2 * 3 + 3
+    for parallelize in (lambda net: net, functools.partial(hs.parallelize, mesh=mesh)):
+        with pytest.MonkeyPatch.context() as patch:
+            found = []
+            for run, x in (
+                (parallelize(copy.deepcopy(plain)), hs.shard(seeded(*SHAPE), mesh)),
+                (copy.deepcopy(plain), seeded(*SHAPE)),
+            ):
+                losses = [weighed(run(run[0](x))) for _ in range(2)]
+                sizes = counted(patch)
+                for loss in losses:
+                    loss.backward()
+                found.append([p.grad for p in run.parameters()])
+                if run is not plain and isinstance(x, hs.Slab):
+                    assert sizes == [num_weights] * 2
+        for ours, theirs in zip(*found, strict=True):
+            close(ours, theirs)
+
+
+@pytest.mark.ranks(2)
+def test_large_gradients_are_sent_before_the_pass_ends():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    plain = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(4))).double()
+    model = hs.parallelize(copy.deepcopy(plain), mesh)
     with pytest.MonkeyPatch.context() as patch:
-        sizes = counted(patch)
-        found = []
-        for run, x in (
-            (copy.deepcopy(plain), hs.shard(seeded(*SHAPE), mesh)),
-            (plain, seeded(*SHAPE)),
-        ):
-            for _ in range(2):
-                weighed(run(run[0](x))).backward()
-            found.append([p.grad for p in run.parameters()])
-    assert sizes == [2 * 2 * 9 + 2 + 2 * 3 + 3] * 2
-    for ours, theirs in zip(*found, strict=True):
-        close(ours, theirs)
+        patch.setattr(averaging, "BUCKET_NBYTES", 2 * 2 * 9 * 8 + 1)
+        model[0].weight = nn.Parameter(model[0].weight.detach())  # makes it think again
+        loss = weighed(model(hs.shard(seeded(*SHAPE), mesh)))
+        sizes, at_first = counted(patch), []
+        model[0].weight.register_hook(lambda grad: at_first.append(len(sizes)))
+        loss.backward()
+    weighed(plain(seeded(*SHAPE))).backward()
+    assert at_first == [4]  # the mean of what the hook sees is the fourth
+    assert sizes == [2 * 2 * 9 + 2] * 3 + [2 * 2 * 9] + [2 * 2 * 9 + 2]
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
 
 
 @pytest.mark.ranks(2)
@@ -287,6 +304,112 @@ def test_hooks_see_the_gradient_of_one_process():
 
 
 @pytest.mark.ranks(2)
+def test_a_gradient_that_is_changed_while_it_is_averaged_is_told():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    plain = nn.Sequential(*(nn.Conv2d(2, 2, 3, padding=1) for _ in range(2))).double()
+    x = hs.shard(seeded(*SHAPE), mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(averaging, "BUCKET_NBYTES", 2 * 2 * 9 * 8 + 1)
+        model = hs.parallelize(plain, mesh)
+        between = model[0](x)
+        between.local.register_hook(lambda grad: weighed(model[1](x)).backward())
+        with pytest.raises(hs.UnsupportedOp, match=r"shape \(2, 2, 3, 3\) was changed .* averaged"):
+            weighed(model[1](between)).backward()
+
+
+class Clipped(Function):
+    """Gives what it gets; its gradient is cut."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.clamp(-0.1, 0.1)
+
+
+def by_a_bound_name(loss, w, seen):
+    seen += grad(loss, [w])
+
+
+def by_inputs(loss, w, seen):
+    loss.backward(inputs=[w])
+    seen.append(w.grad)
+
+
+def by_hook(loss, w, seen):
+    w.register_hook(lambda g: seen.append(g.clone()) or g.clamp(max=0.1))
+    loss.backward()
+
+
+def by_retain_grad(loss, w, seen):
+    w.retain_grad()
+    loss.backward()
+    seen.append(w.grad)
+
+
+def by_prehook(loss, w, seen):
+    node = get_gradient_edge(w).node
+    node.register_prehook(lambda grads: seen.extend(g.clone() for g in grads))
+    loss.backward()
+
+
+def by_node_hook(loss, w, seen):
+    node = get_gradient_edge(w).node
+    node.register_hook(lambda _, grads: seen.extend(g.clone() for g in grads))
+    loss.backward()
+
+
+def by_a_step_in_the_pass(loss, w, seen):
+    def step(w):
+        seen.append(w.grad.sin())
+        w.grad.zero_()
+
+    if w.is_leaf:
+        w.register_post_accumulate_grad_hook(step)
+    loss.backward()
+
+
+VIEWS = {
+    "leaf": lambda w: w,
+    "view": lambda w: w.view_as(w),
+    "expand": lambda w: w.expand(2, *w.shape)[1],
+    "unbind": lambda w: torch.stack(w.unbind(0)),
+    "function": Clipped.apply,
+    "double": lambda w: w * 1.5,
+}
+SEERS = [
+    by_a_bound_name,
+    by_inputs,
+    by_hook,
+    by_retain_grad,
+    by_prehook,
+    by_node_hook,
+    by_a_step_in_the_pass,
+]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("seer", SEERS)
+def test_whoever_sees_the_gradient_of_a_weight_sees_that_of_one_process(seer):
+    for name, view in VIEWS.items():
+        for is_hooked_early in (False, True):
+            found = []
+            for run, enter in entered({"height": 2}, {"height": [0, 2, 7]}):
+                x, seen = run.first(enter(seeded(*SHAPE))), []
+                (bias,) = leaves((3, 1, 1))
+                weight, w = run.last.weight, view(run.last.weight)
+                if is_hooked_early:
+                    w.register_hook(lambda grad: grad * 2)
+                loss = weighed(F.conv2d(x * bias, w, padding=1) + run.last(x))
+                seer(loss, w, seen)
+                found.append([*seen, bias.grad, weight.grad, run.last.bias.grad])
+            for ours, theirs in zip(*found, strict=True):
+                close(ours, theirs, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.ranks(2)
 def test_a_pass_that_fails_leaves_nothing_to_the_next():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
     (t,) = leaves((2, 1, 1))
@@ -295,7 +418,7 @@ def test_a_pass_that_fails_leaves_nothing_to_the_next():
     with pytest.raises(ZeroDivisionError):
         weighed(hs.shard(x, mesh) * t).backward()
     gc.collect()
-    assert not outsiders._passes
+    assert not averaging._passes
 
 
 @pytest.mark.ranks(2)
