@@ -60,10 +60,10 @@ def parallelize(
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
     Weights are whole on every rank and their gradients averaged while the backward pass runs; with
-    ``shard_weights`` FSDP2 spreads both. ``batch_stats="spatial"`` computes BatchNorm's statistics over the ranks that
-    share a sample rather than over the global batch, as DDP users expect; its buffers are then
-    those of rank 0. Weights, buffers and torch's random state (dropout masks come from it) become
-    those of rank 0. Keys of ``state_dict`` stay.
+    ``shard_weights`` FSDP2 spreads both. ``batch_stats="spatial"`` computes BatchNorm's statistics
+    over the ranks that share a sample rather than over the global batch, as DDP users expect; its
+    buffers are then those of rank 0. Weights, buffers and torch's random state (dropout masks come
+    from it) become those of rank 0. Keys of ``state_dict`` stay.
 
     Modules named in ``depth_first`` (``"block1"``, or ``"features.0-2"`` for consecutive children
     of an ``nn.Sequential``), such as convolution, activation and pool, are computed tile by tile:
