@@ -61,8 +61,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/parallelize.py",
-        '            broadcast_(buffers, state.mesh, "copying the buffers of rank 0")\n',
-        "            list(buffers)\n",
+        '        broadcast_(module.buffers(), state.mesh, "copying the buffers of rank 0")\n',
+        "        list(module.buffers())\n",
         "nn/test_batch_norm.py nn/test_parallelize.py",
         "spatial statistics drift apart between the ranks",
     ),

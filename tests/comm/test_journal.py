@@ -36,7 +36,8 @@ def test_an_entry_shows_arguments_and_keeps_no_tensor_alive():
     journal = Journal()
     journal.add(torch.conv2d, (Piece(2, 3), torch.ones(4, 3), None, (1, 2)))
     (entry,) = journal.since(0)
-    assert str(entry) == ("conv2d of 2x3, whole on every rank with a tensor of 4x3, None, (1, 2)")
+    with_what = "a tensor of 4x3 in float32, None, (1, 2)"
+    assert str(entry) == f"conv2d of 2x3, whole on every rank with {with_what}"
     assert not any(isinstance(argument, torch.Tensor) for argument in entry.arguments)
     other = Journal()
     other.add(torch.conv2d, (Piece(2, 3), torch.ones(4, 3), None, (1, 1)))

@@ -609,3 +609,14 @@ def test_a_checkpoint_inside_a_chain_is_refused():
     out = net(hs.shard(torch.randn(1, 2, 6, 6, 6), mesh))
     with pytest.raises(UnsupportedOp, match="0, a depth-first chain, has activation checkpointing"):
         out.sum().backward()
+
+
+def test_a_layer_may_be_taken_out_of_a_chain_later():
+    mesh = hs.init(device="cpu")
+    layers = [nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Conv2d(2, 2, 1), nn.Tanh()]
+    model = hs.parallelize(nn.Sequential(*layers).double(), mesh, depth_first=["0-1", "2-3"])
+    x = seeded(1, 2, 6, 6)
+    del model[-1]
+    model.append(nn.Sigmoid())
+    out = model(hs.shard(x, mesh))
+    torch.testing.assert_close(hs.gather(out), layers[2](layers[1](layers[0](x))).sigmoid())

@@ -47,6 +47,21 @@ DIFFERENCES = {
         "operator 2 is relu of .* on rank 0 and tanh of .* on rank 1",
     ),
     "a longer halo": (same, cubic, "operator 2 is conv2d of"),
+    "a dtype": (
+        lambda x: x.to(dtype=torch.bfloat16).double(),
+        lambda x: x.to(dtype=torch.float16).double(),
+        "operator 2 is to of .*bfloat16 on rank 0 and to of .*float16 on rank 1",
+    ),
+    "a dtype of a tensor": (
+        lambda x: x * torch.ones(1, dtype=torch.float64),
+        lambda x: x * torch.ones(1, dtype=torch.float32),
+        "operator 2 is __mul__ of .*float64 on rank 0 and __mul__ of .*float32 on rank 1",
+    ),
+    "autocast": (
+        lambda x: x + 1,
+        torch.autocast("cpu", torch.bfloat16)(lambda x: x + 1),
+        "operator 2 is __add__ of .* on rank 0 and __add__ of .*autocast to bfloat16 on rank 1",
+    ),
     "a sum more": (lambda x: x * x.mean(), same, "operator 2 is mean of"),
 }
 

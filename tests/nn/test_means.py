@@ -317,7 +317,7 @@ def test_a_gradient_that_is_changed_while_it_is_averaged_is_told():
             other.backward()
 
         between.local.register_hook(go_back)
-        with pytest.raises(hs.UnsupportedOp, match=r"shape \(2, 2, 3, 3\) was changed .* averaged"):
+        with pytest.raises(hs.UnsupportedOp, match=r"shape \(2.*\) was changed .* averaged"):
             weighed(model[1](between)).backward()
 
 

@@ -295,3 +295,36 @@ def check_refused(place, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_the_same_words(run, name):
     run(Place({"depth": 3}, {"depth": [0, 5, 5, 11]}), check_refused, name)
+
+
+EMPTY = {
+    "no samples": (slice(0, 0),),
+    "no rows": (slice(None), slice(None), slice(3, 3)),
+    "no columns": (slice(None), slice(None), slice(None), slice(2, 2)),
+}
+EMPTY_NORMS = {
+    "batch": lambda x, w: F.batch_norm(x, None, None, w, training=True),
+    "instance": F.instance_norm,
+    "group": lambda x, w: F.group_norm(x, 2, w),
+    "layer": lambda x, w: F.layer_norm(x, x.shape[1:]),
+    "layer over rows": lambda x, w: F.layer_norm(x, x.shape[3:]),
+    "root mean squares": lambda x, w: F.rms_norm(x, x.shape[1:]),
+}
+
+
+def check_empty(place, batch_stats):
+    mesh = replace(place.mesh(), batch_stats=batch_stats)
+    for cut in EMPTY.values():
+        for norm in EMPTY_NORMS.values():
+            x, w = seeded(3, 4, 6, 5).requires_grad_(), torch.ones(4, dtype=torch.float64)
+            whole = hs.shard(x, mesh)
+            out = norm(whole[cut] * 2, w if norm is not F.instance_norm else None)
+            assert tuple(out.shape) == x[cut].shape
+            (out.sum() + whole.sum()).backward()
+            torch.testing.assert_close(x.grad, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("axes", [{"height": 2}, {"sample": 2}], ids=str)
+@pytest.mark.parametrize("batch_stats", ["global", "spatial"])
+def test_a_norm_of_nothing_is_nothing(run, axes, batch_stats):
+    run(Place(axes), check_empty, batch_stats)

@@ -2,6 +2,7 @@ import copy
 import functools
 import gc
 import pickle
+import threading
 import weakref
 from contextlib import nullcontext
 
@@ -531,10 +532,12 @@ def test_plain_tensors_are_whole_on_every_rank():
 def test_one_rank_may_evaluate_a_plain_tensor_by_itself(batch_stats):
     mesh = mesh_of({"height": 2})
     module, plain = make()
-    model = hs.parallelize(module, mesh, batch_stats=batch_stats).eval()
+    model = hs.parallelize(module, mesh, batch_stats=batch_stats)
     if mesh.rank == 1:
-        with torch.no_grad():
-            close(model(seeded(*SHAPE)), plain.eval()(seeded(*SHAPE)))
+        for is_training in (True, False):
+            with torch.no_grad():
+                ours, theirs = (net.train(is_training)(seeded(*SHAPE)) for net in (model, plain))
+            close(ours, theirs)
 
 
 @pytest.mark.ranks(2)
@@ -1064,3 +1067,52 @@ def test_autograd_grad_of_weights_gives_those_of_one_process():
         (second,) = torch.autograd.grad((grad**2).sum(), [net.decoder.weight])
         found.append((grad.detach(), second))
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.ranks(2)
+def test_two_threads_that_run_modules_at_once_are_told():
+    mesh = mesh_of({"height": 2})
+    first, second = (hs.parallelize(make()[0], mesh) for _ in range(2))
+    x, told = hs.shard(seeded(*SHAPE), mesh), []
+
+    def run_second(*_):
+        with pytest.raises(hs.ConfigError, match=r"two threads of rank \d run .* at once") as info:
+            second(x)
+        told.append(info)
+
+    def in_a_thread(*args):
+        thread = threading.Thread(target=run_second)
+        thread.start()
+        thread.join()
+
+    handle = first.first.register_forward_hook(in_a_thread)
+    first(x)
+    handle.remove()
+    assert told
+    assert second(x).shape == first(x).shape
+
+
+def test_threads_of_one_rank_run_modules_at_once():
+    mesh = hs.init(device="cpu")
+    nets = [make() for _ in range(2)]
+    x = seeded(2, 2, 8, 8)
+    turns = threading.Barrier(2, timeout=60)
+    found = {}
+
+    def meet(*_):
+        turns.wait()
+
+    def run(number):
+        module, _ = nets[number]
+        model = hs.parallelize(module, mesh)
+        model.first.register_forward_hook(meet)
+        found[number] = [hs.gather(model(hs.shard(x * number, mesh))) for _ in range(3)]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, (_, plain) in enumerate(nets):
+        for out in found[number]:
+            torch.testing.assert_close(out, plain(x * number), rtol=1e-10, atol=1e-10)

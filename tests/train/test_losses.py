@@ -153,6 +153,9 @@ def weighted(output, target, sample_weight=None):
 def nothing(output, target):
     return 1.0
 
+def each_value(output, target):
+    return (output - target).abs().mean(0)
+
 class Module(nn.Module):
     def forward(self, output, target):
         return (output - target).abs().mean()
@@ -185,6 +188,8 @@ def test_a_loss_of_ones_own_that_cannot_be_weighted_or_is_no_tensor_is_refused(o
         own("one_number")(output, target, WEIGHT)
     with pytest.raises(ConfigError, match="gives a float, not a tensor"):
         own("nothing")(output, target, None)
+    with pytest.raises(ConfigError, match=r"shape \(4,\) for 3 samples: return one number"):
+        own("each_value")(output, target, None)
     with pytest.raises(ConfigError, match=r"cannot be made without arguments .*'scale'"):
         own("Wanting")
 

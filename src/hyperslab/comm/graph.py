@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch._library.effects import EffectType
 from torch.library import custom_op
-from torch.utils._python_dispatch import (
-    _disable_current_modes as unwatched,
-    _get_current_dispatch_mode,
-)
+from torch.utils._python_dispatch import _disable_current_modes as unwatched
 from torch.utils._pytree import tree_map_only
 
 __all__ = [
@@ -46,9 +43,21 @@ _calls: list[_Call] = []
 """What the operators in all graphs do, by number. Graphs live as long as the process."""
 
 
+_TRACERS = (
+    torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+    torch._C._TorchDispatchModeKey.PROXY,
+)
+
+
 def is_watched() -> bool:
-    """Whether operators are traced or counted now, so that tensors may have no values."""
-    return _get_current_dispatch_mode() is not None
+    """Whether operators are traced now, so that tensors may have no values.
+
+    Modes that look on while values are computed, such as those that count FLOPs, change nothing.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def cached_constants(function: Made) -> Made:

@@ -13,7 +13,8 @@ from types import NoneType
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from torch import Size, Tensor
+import torch
+from torch import Size, Tensor, get_autocast_dtype, is_autocast_enabled
 
 from hyperslab.layout import Layout
 
@@ -24,7 +25,8 @@ LENGTH = 4096
 class Entry(NamedTuple):
     """An operator that was called, and its arguments as far as all ranks must agree on them.
 
-    Slabs stand for their layouts, tensors for their shapes, so that nothing is kept alive.
+    Slabs stand for their layouts, tensors for shapes and dtypes, so that nothing is kept alive. The
+    dtypes of Slabs follow from these.
     """
 
     function: Callable[..., Any]
@@ -51,9 +53,21 @@ class Entry(NamedTuple):
         return f"{self.name}{of}" + (f" with {', '.join(others)}" if others else "")
 
 
+class Plain(NamedTuple):
+    """What ranks must agree on of a tensor that is whole on all of them."""
+
+    shape: Size
+    dtype: torch.dtype
+
+    def __repr__(self) -> str:
+        return f"a tensor of {'x'.join(map(str, self.shape)) or 'no dims'} in {_name(self.dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _text(argument: object) -> bytes:
-    if isinstance(argument, Size):
-        return f"a tensor of {'x'.join(map(str, argument)) or 'no dims'}".encode()
     return repr(argument).encode()
 
 
@@ -67,10 +81,22 @@ def _outline(argument: object) -> object:
     if (layout := getattr(argument, "layout", None)).__class__ is Layout:
         return layout
     if isinstance(argument, Tensor):
-        return argument.shape
+        return Plain(argument.shape, argument.dtype)
+    if isinstance(argument, torch.dtype):
+        return argument
     if isinstance(argument, tuple | list):
         return tuple(map(_outline, argument))
     return type(argument).__name__
+
+
+class _Autocast:
+    """That autocast is on, for a kind of device."""
+
+    def __init__(self, kind: str) -> None:
+        self._dtype = get_autocast_dtype(kind)
+
+    def __repr__(self) -> str:
+        return f"autocast to {_name(self._dtype)}"
 
 
 class Journal:
@@ -88,7 +114,10 @@ class Journal:
             self.add(function, args)
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._entries.append((function, [_outline(arg) for arg in args]))
+        outlines = [_outline(arg) for arg in args]
+        if torch._C._is_any_autocast_enabled():
+            outlines += [_Autocast(kind) for kind in ("cpu", "cuda") if is_autocast_enabled(kind)]
+        self._entries.append((function, outlines))
         self.count += 1
 
     def since(self, count: int) -> list[Entry]:

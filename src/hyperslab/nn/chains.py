@@ -132,22 +132,28 @@ class _Stretches:
 
     def __init__(self, owner: nn.Module) -> None:
         self._owner = owner
-        self.chains: dict[str, DepthFirst] = {}
-        """By the name of their first child."""
-        self._inside: set[str] = set()
-        """The children that follow another one in a chain."""
+        self.chains: dict[Sequence[str], DepthFirst] = {}
+        """By the names of their children."""
 
     def add(self, chain: Chain, *, picked: bool) -> None:
-        first, *others = chain.children
         run = partial(self._run_children, chain.children)
-        self.chains[first] = DepthFirst(chain, run, picked=picked)
-        self._inside.update(others)
+        self.chains[chain.children] = DepthFirst(chain, run, picked=picked)
 
     def __call__(self, input: Any) -> Any:
-        for name, child in self._owner._modules.items():  # which may hold one twice
-            if name not in self._inside:
-                input = self.chains.get(name, child)(input)  # type: ignore[misc]
+        names = tuple(self._owner._modules)
+        place = 0
+        while place < len(names):
+            children = self._chain_at(names[place:])
+            if children:
+                input = self.chains[children](input)
+            else:
+                input = self._owner._modules[names[place]](input)  # type: ignore[misc]
+            place += max(1, len(children))
         return input
+
+    def _chain_at(self, names: Sequence[str]) -> Sequence[str]:
+        """The chain whose children come first, if there is one and none of them was taken away."""
+        return next((each for each in self.chains if names[: len(each)] == each), ())
 
     def _run_children(self, names: Sequence[str], x: Any) -> Any:
         for name in names:

@@ -30,13 +30,18 @@ class Comparisons:
         """Says that a forward pass begins."""
         self._begun = journal.count
 
+    @property
+    def is_on_slabs(self) -> bool:
+        """Whether the forward pass that began last has run operators on Slabs."""
+        return journal.count != self._begun
+
     def post(self) -> None:
         """Begins to compare what was run since the last comparison, losses included.
 
         Collective over all ranks. One rank may run a module by itself on a plain tensor: nothing
         is compared then.
         """
-        if self.mesh.num_ranks == 1 or journal.count == self._begun:
+        if self.mesh.num_ranks == 1 or not self.is_on_slabs:
             return
         entries = journal.since(self._begun if self._compared is None else self._compared)
         self._compared = journal.count

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
+from hyperslab.comm.alone import alone
 from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
@@ -159,20 +160,8 @@ class Parallel:
             args = tuple([self._on_mesh(arg) for arg in args])
         if is_dynamo_compiling():
             return state.run(*args, **kwargs)
-        state.hooks.warn((args, kwargs))
-        if state.memory is not None:
-            state.memory.before(args, kwargs)
-        state.comparisons.begin()
-        try:
-            out = state.run(*args, **kwargs)
-        except Exception as error:
-            add_module_path(error, self)  # type: ignore[arg-type]
-            raise
-        state.comparisons.post()
-        if state.mesh.batch_stats == "spatial" and self.training:  # type: ignore[attr-defined]
-            buffers = self.buffers()  # type: ignore[attr-defined]
-            broadcast_(buffers, state.mesh, "copying the buffers of rank 0")
-        return out
+        with alone(state.mesh):
+            return _run(self, state, args, kwargs)  # type: ignore[arg-type]
 
     def _on_mesh(self, leaf: Any) -> Any:
         """A Slab argument with this module's settings, which travel with it to every layer."""
@@ -221,6 +210,24 @@ class Parallel:
             "a parallelized module cannot be pickled: save its state_dict(), whose keys are those "
             "of the plain module"
         )
+
+
+def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
+    """A forward pass, which all ranks run; one rank may run it by itself on plain tensors."""
+    state.hooks.warn((args, kwargs))
+    if state.memory is not None:
+        state.memory.before(args, kwargs)
+    state.comparisons.begin()
+    try:
+        out = state.run(*args, **kwargs)
+    except Exception as error:
+        add_module_path(error, module)
+        raise
+    is_on_slabs = state.comparisons.is_on_slabs
+    state.comparisons.post()
+    if is_on_slabs and state.mesh.batch_stats == "spatial" and module.training:
+        broadcast_(module.buffers(), state.mesh, "copying the buffers of rank 0")
+    return out
 
 
 def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:

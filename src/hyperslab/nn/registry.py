@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from functools import wraps
 from operator import index
@@ -99,10 +100,10 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         from hyperslab.nn.compiled import dispatch_in_graph  # loads the compiler
 
         return dispatch_in_graph(function, args, kwargs)
-    if _WAITING:
+    if _WAITING.calls:
         settle(function, args)
     if journal.has_readers:
-        journal.add(function, args)
+        journal.add(function, (*args, *kwargs.values()) if kwargs else args)
         if is_grad_enabled():
             args, kwargs = _PREPARE[0](function, args, kwargs)
     try:
@@ -130,19 +131,25 @@ def prepare_arguments(prepare: Rule) -> Rule:
     return prepare
 
 
-_WAITING: list[Callable[..., bool]] = []
+class _Waiting(threading.local):
+    """What waits for the next function that a thread calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[..., bool]] = []
+
+
+_WAITING = _Waiting()
 
 
 def before_next(settle: Callable[[Callable[..., Any], tuple[Any, ...]], bool]) -> None:
     """Has ``settle`` called with the next function and its arguments, and on while it is true."""
-    _WAITING.append(settle)
+    _WAITING.calls.append(settle)
 
 
 def settle(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Has computed what waits for another function than this one, which is called next."""
-    asked = _WAITING[:]
-    _WAITING.clear()  # should one raise, it is not asked again
-    _WAITING.extend([wait for wait in asked if wait(function, args)])
+    asked, _WAITING.calls = _WAITING.calls, []  # should one raise, it is not asked again
+    _WAITING.calls += [wait for wait in asked if wait(function, args)]
 
 
 def _explain(

@@ -105,6 +105,6 @@ def moments_over_ranks(
     if not moments.axes:
         return mean, var
     count = math.prod(x.shape[dim] for dim in moments.dims)
-    share = torch.full_like(mean, count / moments.num)
+    share = torch.full_like(mean, count / max(1, moments.num))
     stacked = gather_stacked(torch.stack([share, mean, var]), mesh, moments.axes)
     return merged_moments(*stacked.unbind(1))

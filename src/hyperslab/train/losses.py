@@ -158,10 +158,11 @@ class OwnLoss:
             if isinstance(self._function, nn.Module):
                 self._function.to(output.device, output.dtype)
         if self._takes_weight:
-            return self._one_number(self._function(output, target, sample_weight=weight))
+            loss = self._function(output, target, sample_weight=weight)
+            return self._one_number(loss, target.shape[0])
         each = self._function(output, target)
         if weight is None:
-            return self._one_number(each)
+            return self._one_number(each, target.shape[0])
         num_samples = weight.shape[0]
         if not isinstance(each, Slab | Tensor) or tuple(each.shape[:1]) != (num_samples,):
             raise ConfigError(
@@ -170,10 +171,15 @@ class OwnLoss:
             )
         return weighted_mean(each, weight)
 
-    def _one_number(self, loss: Any) -> Tensor:
+    def _one_number(self, loss: Any, num_samples: int) -> Tensor:
         if not isinstance(loss, Slab | Tensor):
             raise ConfigError(
                 f"task.loss = {self._name!r} gives a {type(loss).__name__}, not a tensor"
+            )
+        if loss.ndim and loss.shape[0] != num_samples:
+            raise ConfigError(
+                f"task.loss = {self._name!r} gives a tensor of shape {tuple(loss.shape)} for "
+                f"{num_samples} samples: return one number, or one for each sample"
             )
         return loss if isinstance(loss, Tensor) and not loss.ndim else loss.mean()
 

@@ -201,8 +201,9 @@ def _make_avg_pool(num_dims: int) -> None:
             return x.with_local(local, planned.output)
         sums = _sum_pool(window, windows, pads, ceil=ceil_mode)
         spans, extents = planned.box.spans[2:], x.layout.shape[2:]
-        counts = _counts(windows, spans, extents, inside=not count_include_pad)
-        return x.with_local(sums / counts.to(sums), planned.output)
+        kind = sums.dtype, sums.device
+        counts = _counts(windows, spans, extents, *kind, inside=not count_include_pad)
+        return x.with_local(sums / counts, planned.output)
 
 
 def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bool) -> Tensor:
@@ -218,6 +219,8 @@ def _counts(
     windows: tuple[Window, ...],
     outputs: tuple[Span, ...],
     extents: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
     *,
     inside: bool,
 ) -> Tensor:
@@ -229,7 +232,7 @@ def _counts(
         if inside:
             start, stop = start.clamp(min=0), stop.clamp(max=extent)
         total = total[..., None] * (stop - start)
-    return total
+    return total.to(device, dtype)
 
 
 _KNOWS_MAX_NORM = float(F.lp_pool1d(torch.full((1, 1, 1), 3.0), math.inf, 1)) == 3

@@ -1,0 +1,77 @@
+"""Who looks on while values are computed, and who traces."""
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+import hyperslab as hs
+from hyperslab.comm import graph
+from hyperslab.comm.agree import agree
+from hyperslab.testing import seeded
+
+SHAPE = (2, 2, 9, 6)
+
+
+def test_counting_is_not_tracing():
+    assert not graph.is_watched()
+    with FlopCounterMode(display=False):
+        assert not graph.is_watched()
+        with FakeTensorMode():
+            assert graph.is_watched()
+    found = []
+    make_fx(lambda x: found.append(graph.is_watched()) or x + 1)(torch.ones(2))
+    assert found == [True]
+
+
+def step(model, x):
+    out = model(x)
+    (out * seeded(*out.shape, seed=1)).sum().backward()
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_is_counted_is_a_step_as_ever():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3))
+    model, plain = hs.parallelize(net.double(), mesh), nn.Sequential(*net)
+    x = hs.shard(seeded(*SHAPE), mesh)
+    step(model, x)
+    expected = [p.grad for p in plain.parameters()]
+    num_calls = len(graph._calls)
+    for _ in range(2):
+        model.zero_grad()
+        with FlopCounterMode(display=False) as counter:
+            step(model, x)
+        assert counter.get_total_flops() > 0
+        torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    assert len(graph._calls) == num_calls
+    told = (ValueError, hs.CommError)
+    with FlopCounterMode(display=False), pytest.raises(told, match="no good"):
+        agree(ValueError("no good") if mesh.rank else None, mesh)
+
+
+@pytest.mark.ranks(2)
+def test_selective_checkpoints_keep_what_they_like():
+    mesh = hs.init(height=2, device="cpu", timeout_seconds=30)
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3)).double()
+    kept = [torch.ops.aten.convolution.default]
+    grads = []
+    model = hs.parallelize(net, mesh)
+    for run in (
+        model,
+        lambda x: checkpoint(
+            model,
+            x,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(kept),
+        ),
+    ):
+        model.zero_grad()
+        step(run, hs.shard(seeded(*SHAPE), mesh))
+        grads.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*grads)
