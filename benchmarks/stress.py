@@ -1,6 +1,7 @@
 """Trains random networks on random meshes for a step each, and compares with one process.
 
     python benchmarks/stress.py --count 1000
+    python benchmarks/stress.py --count 1000 --ways      # used in random ways: hooks, views, ...
     python benchmarks/stress.py --seed 123 --count 1     # one network again
 
 Prints the seed of each network that is wrong, and exits with 1 if there is one.
@@ -16,20 +17,22 @@ from rich.progress import track
 
 from hyperslab.testing.random_net import random_place
 from hyperslab.testing.stress import draw_network, stress
+from hyperslab.testing.ways_of_use import check_way
 
 
 @click.command(help=__doc__)
 @click.option("--seed", default=0, show_default=True, help="Of the first network.")
 @click.option("--count", default=1000, show_default=True, help="How many networks.")
+@click.option("--ways", is_flag=True, help="Use each network in a way drawn at random.")
 @click.option("--device", default="cpu", show_default=True, help="Where the ranks compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print nothing but the counts, as JSON.")
 @click.option("--verbose", is_flag=True, help="Show refused networks too.")
-def main(seed, count, device, as_json, verbose):
+def main(seed, count, ways, device, as_json, verbose):
     warnings.filterwarnings("ignore", "Using padding='same' with even kernel")
     found = collections.Counter()
     seeds = range(seed, seed + count)
     for outcome in track(
-        stress(seeds, device=device),
+        stress(seeds, check=check_way if ways else None, device=device),
         "networks",
         count,
         console=Console(stderr=True),

@@ -6,10 +6,10 @@ import torch
 from hyperslab.testing import crew
 from hyperslab.testing.random_net import RandomNet, random_place
 from hyperslab.testing.stress import Outcome, stress
+from hyperslab.testing.ways_of_use import check_way
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
-    pytest.mark.filterwarnings("ignore:Grad strides do not match bucket view strides"),
 ]
 
 
@@ -25,6 +25,13 @@ def test_random_networks_give_the_numbers_of_one_process_on_random_meshes(count)
     outcomes = list(stress(range(count)))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
     assert sum(one.verdict == "right" for one in outcomes) >= 0.9 * count
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(120, marks=pytest.mark.slow)])
+def test_networks_used_in_random_ways_give_the_numbers_of_one_process(count):
+    outcomes = list(stress(range(count), check=check_way))
+    assert [one for one in outcomes if one.verdict == "wrong"] == []
+    assert sum(one.verdict == "right" for one in outcomes) >= 0.8 * count
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -32,9 +32,18 @@ class Outcome(NamedTuple):
 
 
 def stress(
-    seeds: range, *, device: str = "cpu", timeout_seconds: float = 300.0
+    seeds: range,
+    *,
+    check: Callable[[int, str], str] | None = None,
+    device: str = "cpu",
+    timeout_seconds: float = 300.0,
 ) -> Iterator[Outcome]:
-    """Trains the network of each seed for a step on its mesh and in one process, and compares."""
+    """Runs ``check`` on the ranks that the network of each seed wants, by default a step of it.
+
+    ``check`` takes the seed and the device, compares with one process, and raises unless all is
+    right; it returns words if the network is refused.
+    """
+    check = check or check_network
     with ExitStack() as stack:
         teams: dict[int, Team] = {}
         for seed in seeds:
@@ -42,7 +51,7 @@ def stress(
             if num not in teams:
                 teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
             try:
-                refusals = teams[num].run(check_network, seed, device)
+                refusals = teams[num].run(check, seed, device)
             except RankError as error:
                 yield Outcome(seed, "wrong", str(error))
             else:
@@ -69,7 +78,7 @@ def _is_stable(net: RandomNet) -> bool:
         with torch.no_grad():
             for leaf in leaves:
                 leaf.add_(seeded(*leaf.shape), alpha=change)
-        _loss(twin(leaves[0])).backward()
+        loss_of(twin(leaves[0])).backward()
         grads.append([leaf.grad for leaf in leaves])
     pairs = [(a, b) for a, b in zip(*grads, strict=True) if a is not None and b is not None]
     return all(torch.allclose(a, b, rtol=TOLERANCE / 10, atol=TOLERANCE / 10) for a, b in pairs)
@@ -82,34 +91,32 @@ def check_network(seed: int, device: str) -> str:
     mesh = hs.init(**place.axes, device=device, timeout_seconds=100)
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
-    loss = _loss(plain(x))
+    loss = loss_of(plain(x))
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
         ours = hs.parallelize(ours, mesh)
     try:
-        our_loss = _loss(ours(hs.shard(given, mesh, cuts=place.cuts)))
+        our_loss = loss_of(ours(hs.shard(given, mesh, cuts=place.cuts)))
     except hs.UnsupportedOp as refusal:
         return str(refusal)
     our_loss.backward()
-    _close(our_loss, loss, "loss", seed, net)
-    _close(given.grad, x.grad, "gradient of the input", seed, net)
+    close(our_loss, loss, "loss", seed, net)
+    close(given.grad, x.grad, "gradient of the input", seed, net)
     for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        _close(mine.grad, theirs.grad, f"gradient of {name}", seed, net)
+        close(mine.grad, theirs.grad, f"gradient of {name}", seed, net)
     for (name, buffer), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
-        _close(buffer, other, name, seed, net)
+        close(buffer, other, name, seed, net)
     return ""
 
 
-def _loss(outputs: tuple[Any, ...]) -> Any:
+def loss_of(outputs: tuple[Any, ...]) -> Any:
     parts = [
         (out * seeded(*out.shape, seed=n).to(out.device)).sum() for n, out in enumerate(outputs)
     ]
     return torch.stack([part / 10 for part in parts]).sum()
 
 
-def _close(
-    ours: Tensor | None, theirs: Tensor | None, what: str, seed: int, net: RandomNet
-) -> None:
+def close(ours: Tensor | None, theirs: Tensor | None, what: str, seed: int, net: RandomNet) -> None:
     if ours is None or theirs is None:
         assert ours is theirs, f"seed {seed}: {what} is {ours}, not {theirs}\n{net.describe()}"
         return
