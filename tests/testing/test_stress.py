@@ -5,7 +5,7 @@ import torch
 
 from hyperslab.testing import crew
 from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import Outcome, stress
+from hyperslab.testing.stress import Outcome, check_network, stress
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
@@ -25,6 +25,22 @@ def test_random_networks_give_the_numbers_of_one_process_on_random_meshes(count)
     outcomes = list(stress(range(count)))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
     assert sum(one.verdict == "right" for one in outcomes) >= 0.9 * count
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.slow
+def test_compiled_random_networks_give_the_numbers_of_one_process():
+    outcomes = list(stress(range(60), compiled=True))
+    assert [one for one in outcomes if one.verdict == "wrong"] == []
+    assert sum(one.verdict == "right" for one in outcomes) >= 54
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("seed", [8, 27])
+def test_a_compiled_random_network_on_two_ranks(team_of, seed):
+    assert team_of(2).run(check_network, seed, "cpu", True) == ["", ""]
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried(monkeypatch):

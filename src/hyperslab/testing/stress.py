@@ -32,9 +32,12 @@ class Outcome(NamedTuple):
 
 
 def stress(
-    seeds: range, *, device: str = "cpu", timeout_seconds: float = 300.0
+    seeds: range, *, device: str = "cpu", compiled: bool = False, timeout_seconds: float = 300.0
 ) -> Iterator[Outcome]:
-    """Trains the network of each seed for a step on its mesh and in one process, and compares."""
+    """Trains the network of each seed for a step on its mesh and in one process, and compares.
+
+    ``compiled`` ones are graphs without breaks on their mesh.
+    """
     with ExitStack() as stack:
         teams: dict[int, Team] = {}
         for seed in seeds:
@@ -42,7 +45,7 @@ def stress(
             if num not in teams:
                 teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
             try:
-                refusals = teams[num].run(check_network, seed, device)
+                refusals = teams[num].run(check_network, seed, device, compiled)
             except RankError as error:
                 yield Outcome(seed, "wrong", str(error))
             else:
@@ -75,7 +78,7 @@ def _is_stable(net: RandomNet) -> bool:
     return all(torch.allclose(a, b, rtol=TOLERANCE / 10, atol=TOLERANCE / 10) for a, b in pairs)
 
 
-def check_network(seed: int, device: str) -> str:
+def check_network(seed: int, device: str, compiled: bool = False) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
@@ -86,8 +89,9 @@ def check_network(seed: int, device: str) -> str:
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
         ours = hs.parallelize(ours, mesh)
+    model = _compiled(ours) if compiled else ours
     try:
-        our_loss = _loss(ours(hs.shard(given, mesh, cuts=place.cuts)))
+        our_loss = _loss(model(hs.shard(given, mesh, cuts=place.cuts)))
     except hs.UnsupportedOp as refusal:
         return str(refusal)
     our_loss.backward()
@@ -98,6 +102,11 @@ def check_network(seed: int, device: str) -> str:
     for (name, buffer), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
         _close(buffer, other, name, seed, net)
     return ""
+
+
+def _compiled(model: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 
 def _loss(outputs: tuple[Any, ...]) -> Any:
