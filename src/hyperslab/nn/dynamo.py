@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
 
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._C._dynamo.eval_frame import (
+    _FrameAction as FrameAction,
+    _FrameExecStrategy as FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch._dynamo.variables.torch import get_overridable_functions
 
 from hyperslab.nn.depth_first import DepthFirst
