@@ -455,7 +455,7 @@ class Row:
     seconds: float = 0.0
 
 
-def compare(row: Row, where: Place, device: str) -> Row:
+def compare(row: Row, where: Place, device: str, compiled: bool = False) -> Row:
     """``row`` with its verdict. Collective: every rank of the mesh calls it."""
     key = f"{row.library}/{row.name}"
     try:
@@ -467,8 +467,9 @@ def compare(row: Row, where: Place, device: str) -> Row:
     torch.cuda.empty_cache()  # the ranks of other networks share the GPU
     mesh = hs.init(**where.axes, device=device, timeout_seconds=TIMEOUT_SECONDS / 2)
     model = hs.parallelize(copy.deepcopy(serial.model), mesh)
+    step = torch.compile(model, backend="aot_eager") if compiled else model
     try:
-        loss = loss_of(model(*[hs.shard(x, mesh, cuts=cuts_of(x, where)) for x in serial.inputs]))
+        loss = loss_of(step(*[hs.shard(x, mesh, cuts=cuts_of(x, where)) for x in serial.inputs]))
         loss.backward()
     except hs.UnsupportedOp as error:
         return replace(row, verdict="refused", why=summary(error))
@@ -525,7 +526,9 @@ def summary(error: BaseException) -> str:
 # --- all networks, on all meshes ----------------------------------------------------------------
 
 
-def run(key: str, mesh: str, device: str, team_of: Callable[[int], Team]) -> Row:
+def run(
+    key: str, mesh: str, device: str, team_of: Callable[[int], Team], *, compiled: bool = False
+) -> Row:
     """The network ``key`` on ``mesh``, on ranks of ``team_of(their number)``."""
     network = find(key)
     shape = ", ".join("x".join(map(str, shape)) for shape in network.shapes)
@@ -535,7 +538,7 @@ def run(key: str, mesh: str, device: str, team_of: Callable[[int], Team]) -> Row
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # ranks take over the filters
-            rows = team_of(where.num_ranks).run(compare, row, where, device)
+            rows = team_of(where.num_ranks).run(compare, row, where, device, compiled)
     except RankError as error:
         rows = [replace(row, why=str(error))]
     if len(verdicts := {each.verdict for each in rows}) > 1:

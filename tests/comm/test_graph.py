@@ -1,4 +1,4 @@
-"""Who looks on while values are computed, and who traces."""
+"""Communication as an operator of a graph, and who traces."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hyperslab as hs
 from hyperslab.comm import graph
 from hyperslab.comm.agree import agree
+from hyperslab.comm.graph import Kind, as_operator
 from hyperslab.testing import seeded
 
 SHAPE = (2, 2, 9, 6)
@@ -75,3 +76,17 @@ def test_selective_checkpoints_keep_what_they_like():
         step(run, hs.shard(seeded(*SHAPE), mesh))
         grads.append([p.grad for p in model.parameters()])
     torch.testing.assert_close(*grads)
+
+
+def test_an_operator_takes_and_gives_contiguous_tensors_as_it_promises_a_compiler():
+    given = []
+
+    def run(inputs):
+        given.extend(inputs)
+        return [inputs[0].t().clone().t()]
+
+    x = torch.arange(6.0).view(2, 3).t()
+    (out,) = as_operator(run, [x], [Kind(x.shape, x.dtype, x.device)])
+    assert given[0].is_contiguous()
+    assert out.is_contiguous()
+    assert torch.equal(out, x)

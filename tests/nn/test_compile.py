@@ -223,6 +223,8 @@ RULES = {
     ),
     "wholes": lambda x: torch.linalg.svdvals(x.mean((2, 3))),
     "transposed": lambda x: F.conv_transpose3d(x, torch.ones(2, 1, 3, 3, 3, dtype=x.dtype)),
+    "less its mean": lambda x: x - x.mean(2, keepdim=True) + x.sum(2, keepdim=True),
+    "not dispatched by Dynamo itself": lambda x: torch.relu_(F.sigmoid(x) * F.tanh(x)),
     "pads": lambda x: F.pad(x, (1, 1, 1, 1, 2, 1), "reflect").reshape(8, -1),
 }  # fmt: skip
 
@@ -239,6 +241,28 @@ def test_rules_are_the_same_in_a_graph(name):
         (out * seeded(*out.shape, seed=1)).sum().backward()
         grads.append((hs.gather(out).detach(), leaf.grad))
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.ranks(2)
+def test_a_function_that_dynamo_does_not_dispatch_is_right_in_a_graph():
+    mesh, x = hs.init(depth=2, device="cpu"), seeded(*SHAPE)
+    out = compiled(lambda x: F.sigmoid(x))(hs.shard(x, mesh))
+    torch.testing.assert_close(hs.gather(out), F.sigmoid(x))
+
+
+@pytest.mark.ranks(2)
+def test_numbers_and_slices_are_fixed_where_shapes_are_dynamic():
+    mesh = hs.init(depth=2, device="cpu")
+    slope = 0.25
+
+    def step(x, first):
+        return F.leaky_relu(x, slope)[:, :, first:-1] * slope
+
+    torch._dynamo.reset()
+    run = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for extent in (7, 9):
+        x = seeded(2, 2, extent, 3, 3)
+        torch.testing.assert_close(hs.gather(run(hs.shard(x, mesh), 1)), step(x, 1))
 
 
 @pytest.mark.ranks(2)

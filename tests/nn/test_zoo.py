@@ -74,6 +74,13 @@ def test_a_training_step_on_four_ranks_equals_that_of_one_process(team_of, name,
     assert row.verdict == "same", row
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME)
+def test_a_compiled_training_step_equals_that_of_one_process(team_of, name):
+    row = zoo.run(f"monai/{name}", "uneven", "cpu", team_of, compiled=True)
+    assert row.verdict == "same", row
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_network_that_cannot_be_exact_is_refused_by_the_name_of_a_function(team_of, name):
     row = zoo.run(f"monai/{name}", "split", "cpu", team_of)

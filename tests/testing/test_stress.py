@@ -5,7 +5,7 @@ import torch
 
 from hyperslab.testing import crew
 from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import Outcome, stress
+from hyperslab.testing.stress import Outcome, check_compiled, stress
 from hyperslab.testing.ways_of_use import check_way
 
 pytestmark = [
@@ -32,6 +32,22 @@ def test_networks_used_in_random_ways_give_the_numbers_of_one_process(count):
     outcomes = list(stress(range(count), check=check_way))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
     assert sum(one.verdict == "right" for one in outcomes) >= 0.8 * count
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.slow
+def test_compiled_random_networks_give_the_numbers_of_one_process():
+    outcomes = list(stress(range(60), check=check_compiled))
+    assert [one for one in outcomes if one.verdict == "wrong"] == []
+    assert sum(one.verdict == "right" for one in outcomes) >= 54
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("seed", [8, 27])
+def test_a_compiled_random_network_on_two_ranks(team_of, seed):
+    assert team_of(2).run(check_compiled, seed, "cpu") == ["", ""]
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried(monkeypatch):

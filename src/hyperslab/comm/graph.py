@@ -112,7 +112,9 @@ def as_operator(
 
 @custom_op("hyperslab::communicate", mutates_args=())
 def communicate(inputs: list[Tensor], call: int) -> list[Tensor]:
-    return _calls[call].run(inputs)
+    """Contiguous tensors of contiguous ones: a compiler may lay out its own as it likes."""
+    received = _calls[call].run([x.contiguous() for x in inputs])
+    return [out.contiguous() for out in received]
 
 
 @communicate.register_fake

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch._dynamo import nonstrict_trace
 from torch.compiler import assume_constant_result, is_dynamo_compiling
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh, mesh_of
@@ -28,8 +29,8 @@ from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
 
 # Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
 # ("slab" or "copy", number of its piece, shape, splits), ("tensor", number), ("learnable",
-# number, place of a weight or None), ("tuple", items), ("list", items), ("dict", pairs) or
-# ("value", what).
+# number, place of a weight or None), ("tuple", items), ("list", items), ("slice", its three
+# parts), ("dict", pairs) or ("value", what).
 Description = tuple[Any, ...]
 
 
@@ -116,7 +117,10 @@ def _describe(value: Any, tensors: list[Tensor], meshes: list[Mesh]) -> Descript
     if isinstance(value, dict):
         items = [(key, _describe(item, tensors, meshes)) for key, item in value.items()]
         return "dict", tuple(items)
-    return "value", index(value) if type(value) is int else value
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return "slice", tuple([_describe(part, tensors, meshes) for part in parts])
+    return "value", guard_scalar(value) if type(value) in (int, float) else value
 
 
 def _fixed(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -142,6 +146,8 @@ def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) ->
         return tuple([_rebuild(item, tensors, mesh) for item in description[1]])
     if kind == "list":
         return [_rebuild(item, tensors, mesh) for item in description[1]]
+    if kind == "slice":
+        return slice(*[_rebuild(item, tensors, mesh) for item in description[1]])
     if kind == "dict":
         return {key: _rebuild(item, tensors, mesh) for key, item in description[1]}
     return description[1]

@@ -66,6 +66,10 @@ def has_rule(function: Callable[..., Any]) -> bool:
     return function in _RULES
 
 
+def functions_with_rules() -> Iterable[Callable[..., Any]]:
+    return _RULES.keys()
+
+
 def has_users_rules() -> bool:
     """Whether there are rules that are not ours."""
     return bool(_users)

@@ -84,7 +84,7 @@ def _is_stable(net: RandomNet) -> bool:
     return all(torch.allclose(a, b, rtol=TOLERANCE / 10, atol=TOLERANCE / 10) for a, b in pairs)
 
 
-def check_network(seed: int, device: str) -> str:
+def check_network(seed: int, device: str, compiled: bool = False) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
@@ -95,8 +95,9 @@ def check_network(seed: int, device: str) -> str:
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
         ours = hs.parallelize(ours, mesh)
+    model = _compiled(ours) if compiled else ours
     try:
-        our_loss = loss_of(ours(hs.shard(given, mesh, cuts=place.cuts)))
+        our_loss = loss_of(model(hs.shard(given, mesh, cuts=place.cuts)))
     except hs.UnsupportedOp as refusal:
         return str(refusal)
     our_loss.backward()
@@ -107,6 +108,16 @@ def check_network(seed: int, device: str) -> str:
     for (name, buffer), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
         close(buffer, other, name, seed, net)
     return ""
+
+
+def check_compiled(seed: int, device: str) -> str:
+    """``check_network`` as one graph without breaks."""
+    return check_network(seed, device, compiled=True)
+
+
+def _compiled(model: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 
 def loss_of(outputs: tuple[Any, ...]) -> Any:
