@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import socket
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ class Segment:
         self._fd = _unnamed_file(folder)
         try:
             if folder:
-                os.posix_fallocate(self._fd, 0, max(1, nbytes))
+                _allocate(self._fd, 0, max(1, nbytes))
             os.ftruncate(self._fd, max(1, nbytes))
             self._map = mmap.mmap(self._fd, max(1, nbytes))
         except OSError:
@@ -71,11 +72,11 @@ class Segment:
         """
         if start == stop:
             return
-        os.posix_fallocate(self._fd, start, stop - start)
+        _allocate(self._fd, start, stop - start)
         place = self.bytes[start:stop].ctypes.data
         first = place // mmap.PAGESIZE * mmap.PAGESIZE
-        # Older kernels refuse; pages are then mapped as they are met.
-        _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
+        if sys.platform == "linux":  # older kernels refuse; pages are mapped as they are met
+            _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
 
     def close(self) -> None:
         """Lets go of it; the memory is freed when no array views it any more."""
@@ -100,6 +101,12 @@ def map_segment(address: Address) -> NDArray[np.uint8]:
 _MADV_POPULATE_WRITE = 23
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _allocate(fd: int, start: int, nbytes: int) -> None:
+    """Reserves room for bytes of a file, where the system can: macOS cannot."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, nbytes)
 
 
 def _unnamed_file(folder: Path | None) -> int:
