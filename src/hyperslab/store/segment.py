@@ -35,6 +35,16 @@ def node_name() -> str:
     return f"{socket.gethostname()} {boot} {namespace}"
 
 
+def machine_name() -> str:
+    """The same on all processes of one machine, in whatever containers they run."""
+    if name := os.environ.get("HYPERSLAB_NODE"):
+        return name
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
 @dataclass(frozen=True)
 class Address:
     """Where another process of the node finds a segment."""
@@ -65,6 +75,10 @@ class Segment:
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Address(path, len(self.bytes), os.fstat(self._fd).st_ino)
 
+    def duplicate_fd(self) -> int:
+        """Another descriptor of the same file, for the caller to close."""
+        return os.dup(self._fd)
+
     def reserve(self, start: int, stop: int) -> None:
         """Gives a part its pages at once, which is faster than one at a time as they are met.
 
@@ -88,14 +102,24 @@ class Segment:
 
 def map_segment(address: Address) -> NDArray[np.uint8]:
     """The bytes of another process's segment, read-only; OSError if it is out of reach."""
-    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_segment(address)
     try:
-        status = os.fstat(fd)
-        if (status.st_ino, status.st_size) != (address.inode, address.nbytes):
-            raise OSError(f"{address.path} is not the segment that was announced")
-        return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
+        return view_segment(fd, address)
     finally:
         os.close(fd)
+
+
+def open_segment(address: Address) -> int:
+    """A descriptor of another process's segment, for reading."""
+    return os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def view_segment(fd: int, address: Address) -> NDArray[np.uint8]:
+    """The bytes behind a descriptor, read-only; OSError if they are not those announced."""
+    status = os.fstat(fd)
+    if (status.st_ino, status.st_size) != (address.inode, address.nbytes):
+        raise OSError(f"{address.path} is not the segment that was announced")
+    return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
 
 
 _MADV_POPULATE_WRITE = 23
