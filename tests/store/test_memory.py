@@ -141,7 +141,7 @@ def refuse_pages(*args, **kwargs):
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("what", ["_dataset.read", "_own.reserve"])
 def test_a_rank_that_fails_for_any_reason_is_awaited_by_nobody(what, num_nodes, folder):
-    options = {"num_nodes": num_nodes, "timeout_seconds": 5}
+    options = {"num_nodes": num_nodes, "timeout_seconds": 60}
     with made_store(folder, {"sample": 2}, **options) as (store, placement):
         if placement.rank == 1:
             owner, name = what.split(".")
