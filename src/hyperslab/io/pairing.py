@@ -41,23 +41,33 @@ def _expression(pattern: str) -> str:
 
 
 def pair_files(
-    files: Sequence[NamedFile], others: Sequence[NamedFile], name: str, by: str | None = None
+    files: Sequence[NamedFile],
+    others: Sequence[NamedFile],
+    name: str,
+    by: str | None = None,
+    *,
+    setting: str = "by",
 ) -> list[Path]:
     """The one of ``others``, which hold the array ``name``, that belongs to each of ``files``.
 
     Those belong together whose names are the same but for folder and suffix, or for whose patterns
     the wildcards stand for the same: ``images/img*.nii`` and ``labels/seg*.nii`` pair by number.
-    ``by`` is a regular expression instead, whose groups are compared, or ``order``. Raises unless
-    every file has exactly one partner.
+    ``by`` is a regular expression instead, whose groups are compared, or ``order``; the user knows
+    it as ``setting``. Raises unless every file has exactly one partner.
     """
     if by == BY_ORDER or _are_one_each(files, others):
         return _by_order(files, others, name)
-    ways = [_stem, _wild] if by is None else [_groups(by)]
+    ways = [_stem, _wild] if by is None else [_groups(by, setting)]
     tries = [_Pairs.made(files, others, way) for way in ways]
     pairs = next((each for each in tries if each.is_whole), None)
     if pairs is None:
         nearest = max(tries, key=lambda each: len(each.partners))
-        raise ConfigError(nearest.trouble(name, len(files), len(others)))
+        raise ConfigError(
+            f"{len(others)} files of {name!r} cannot be put beside {len(files)} by name: "
+            f"{nearest.trouble(name)}; name partners alike, or by patterns whose * stands for the "
+            "same, such as 'images/img*.nii' and 'labels/seg*.nii', or say by what they go "
+            rf"together, such as {setting} = '(\d+)'"
+        )
     return [pairs.partners[file.path] for file in files]
 
 
@@ -90,15 +100,15 @@ def _wild(file: NamedFile) -> Key:
     return file.wild or None
 
 
-def _groups(by: str) -> Way:
+def _groups(by: str, setting: str) -> Way:
     try:
         expression = re.compile(by)
     except re.error as error:
-        raise ConfigError(f"by={by!r} is not a regular expression: {error}") from error
+        raise ConfigError(f"{setting} = {by!r} is not a regular expression: {error}") from error
     if not expression.groups:
         raise ConfigError(
-            f"by={by!r} has no group: put what names have in common into parentheses, such as "
-            r"r'(\d+)', or use by='order'"
+            f"{setting} = {by!r} has no group: put what names have in common into parentheses, "
+            rf"such as '(\d+)', or use {BY_ORDER!r}"
         )
 
     def groups(file: NamedFile) -> Key:
@@ -137,19 +147,14 @@ class _Pairs:
     def is_whole(self) -> bool:
         return not (self.without or self.unused or self.alike)
 
-    def trouble(self, name: str, num: int, num_others: int) -> str:
-        """What is wrong, in a line."""
+    def trouble(self, name: str) -> str:
+        """Which files are not paired, in words."""
         parts = [
             (self.without, f"no {name!r} for"),
             (self.unused, "nothing to go with"),
             (self.alike, "another of the same name as"),
         ]
-        listed = "; ".join(f"{words} {_listed(paths)}" for paths, words in parts if paths)
-        return (
-            f"{num_others} files of {name!r} cannot be put beside {num} by name: {listed}; name "
-            "partners alike, or by patterns whose * stands for the same, such as 'images/img*.nii' "
-            r"and 'labels/seg*.nii', or say by what they go together, such as by=r'(\d+)'"
-        )
+        return "; ".join(f"{words} {_listed(paths)}" for paths, words in parts if paths)
 
 
 def _by_key(files: Sequence[NamedFile], way: Way) -> dict[tuple[str, ...], list[Path]]:
