@@ -198,17 +198,18 @@ def _specs(
 def _sample_spec(path: Path, name: str, reader: ArrayReader, letters: str | None) -> ArraySpec:
     what = f"array {name!r} of {path}"
     if letters is None and reader.axes in (None, STACKED):
-        choices = readings(reader.shape, stacked=reader.axes == STACKED)
-        advice = (
-            f"say what they are: {', '.join(choices)}, or another order"
-            if choices
-            else ("samples have one to four, of C, D, H and W, each once")
-        )
         raise ConfigError(
-            f"{what} has shape {reader.shape}, which does not tell its dims: {advice}"
+            f"{what} has shape {reader.shape}, which does not tell its dims: {_choices(reader)}"
         )
     axes = axes_of(_letters(letters, reader), len(reader.shape), what)
     return ArraySpec(name, axes, axes.sample_shape(reader.shape), reader.dtype, is_cut=True)
+
+
+def _choices(reader: ArrayReader) -> str:
+    found = readings(reader.shape, stacked=reader.axes == STACKED)
+    if not found:
+        return "samples have one to four, of C, D, H and W, each once"
+    return f"say what they are: {', '.join(found)}, or another order"
 
 
 def _letters(letters: str | None, reader: ArrayReader) -> str:
