@@ -54,6 +54,7 @@ def test_threads_that_open_a_file_together_keep_one_descriptor(path, monkeypatch
         both_are_at_it.wait()
         return real_open(name, *args)
 
+    monkeypatch.setattr(files, "MAX_OPEN", 10**6)  # those of other tests stay open
     before = num_open_files()
     monkeypatch.setattr(os, "open", open_together)
     with ThreadPoolExecutor(2) as threads:
