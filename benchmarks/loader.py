@@ -70,7 +70,7 @@ def quick_variants(paths):
 
 
 def variants(paths):
-    data = hs.open(paths, sample="full")
+    data = hs.open(paths, sample="full", axes="CDHW")
     ready = [empty_aligned(data.shape, data.dtype) for _ in range(3)]
     box = tuple(slice(0, extent) for extent in data.shape)
     mesh = hs.init(device="cpu")
@@ -98,7 +98,7 @@ def variants(paths):
 
 
 def gpu_variants(paths):
-    data = hs.open(paths, sample="full")
+    data = hs.open(paths, sample="full", axes="CDHW")
     mesh = hs.init(device="cuda")
     pinned = torch.empty(data.shape, dtype=torch.int16, pin_memory=True)
     options = {"store": "none", "shuffle": "none", "prefetch": 3}

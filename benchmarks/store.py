@@ -76,7 +76,7 @@ def copy_all(sources, targets, num):
 def body(folder, rounds, num_ranks, is_quick):
     """Bytes a second of each variant, and the share that this rank read; equal on all ranks."""
     mesh = hs.init(sample=num_ranks, device="cpu")
-    data = hs.open(f"{folder}/*.h5", sample="full")
+    data = hs.open(f"{folder}/*.h5", sample="full", axes="CDHW")
     sample_nbytes = int(np.prod(data.shape)) * data.dtype.itemsize
     options = {"batch_size": num_ranks, "shuffle": "global"}
     num_mine = len(data) // num_ranks

@@ -111,7 +111,7 @@ def test_info_draws_a_slice(cosmo):
 
 def test_info_of_raw_files(tmp_path):
     np.arange(24, dtype="<i2").tofile(tmp_path / "x.raw")
-    options = ("-o", "dtype=int16", "-o", "shape=2x3x4")
+    options = ("-o", "dtype=int16", "-o", "shape=2x3x4", "--axes", "CHW")
     assert "2x3x4" in run("info", tmp_path / "x.raw", *options).output
 
 
@@ -143,6 +143,7 @@ def test_ctrl_c_leaves_no_temporary_file(tmp_path):
     paths = [str(tmp_path / f"{number}.npy") for number in range(4)]
     out = tmp_path / "out"
     command = [sys.executable, "-m", "hyperslab", "data", "repack", *paths, str(out)]
+    command += ["--axes", "CDHW"]
     process = subprocess.Popen(
         [*command, "--jobs", "2", "--compression", "gzip"], stderr=subprocess.PIPE, text=True
     )
@@ -167,7 +168,7 @@ def test_ctrl_c_leaves_no_temporary_file(tmp_path):
         (["info", "x.npy", "--mesh", "deep=2"], "'deep=2' is not a mesh such as depth=2,height=2"),
         (["info", "x.npy", "--mesh", "depth=0"], "is not a mesh"),
         (["stage", "x.npy", "out", "--mesh", "width=2", "--ranks", "a"], "is not numbers such as"),
-        (["stage", "x.npy", "out", "--ranks", "0"], "--ranks needs --mesh"),
+        (["stage", "x.npy", "out", "--axes", "CHW", "--ranks", "0"], "--ranks needs --mesh"),
         (["repack", "x.npy", "out", "--chunks", "4by4"], "is not lengths joined by 'x'"),
         (["info", "x.npy", "-o", "dtype"], "is not a name and a value"),
     ],
@@ -187,12 +188,17 @@ def test_wrong_usage_exits_with_2(tmp_path, monkeypatch, arguments, words):
         (["info", "bad.npy"], "bad.npy"),
         (["info", "x.npy", "--axes", "QQQ"], "axes 'QQQ'"),
         (["info", "x.npy", "--sample", "full"], "no array 'full'"),
-        (["info", "x.npy", "--index", "7"], "no sample 7"),
-        (["info", "x.npy", "--mesh", "depth=2"], "cuts along depth"),
-        (["info", "x.npy", "--png", "no/folder.png"], "cannot be written"),
+        (["info", "x.npy", "--axes", "CHW", "--index", "7"], "no sample 7"),
+        (["info", "x.npy", "--axes", "CHW", "--mesh", "depth=2"], "cuts along depth"),
+        (["info", "x.npy", "--axes", "CHW", "--png", "no/folder.png"], "cannot be written"),
         (["info", "x.npy", "-o", "shape=4x4"], "cannot be opened with options"),
-        (["repack", "x.npy", "x.npy/out"], "cannot be written"),
-        (["stage", "x.npy", "out", "--mesh", "width=2", "--ranks", "0-2"], "there is no rank 2"),
+        (["repack", "x.npy", "x.npy/out", "--axes", "CHW"], "cannot be written"),
+        (
+            ["stage", "x.npy", "out", "--axes", "CHW", "--mesh", "width=2", "--ranks", "0-2"],
+            "there is no rank 2",
+        ),
+        (["info", "x.npy"], "has shape (2, 4, 4), which does not tell its dims: say what they are"),
+        (["info", "x.npy"], "axes='CHW' (one sample of 2 channels of 4x4), "),
     ],
 )
 def test_errors_are_one_line_and_exit_with_1(tmp_path, monkeypatch, arguments, words):

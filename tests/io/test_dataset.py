@@ -77,8 +77,8 @@ def test_files_of_targets_may_lie_beside_those_of_samples(tmp_path):
         [(image, label)] = loader.numpy()
     assert image[:, 0, 0, 0].tolist() == [2, 0]
     assert label[:, 0, 0, 0].tolist() == [12, 10]
-    with pytest.raises(hs.ConfigError, match="as many samples in each file"):
-        data.beside(more=hs.open(tmp_path / "label0.npy", axes="DHW"))
+    with pytest.raises(hs.ConfigError, match="an array 'label' already"):
+        data.beside(label=labels)
 
 
 def test_parts_of_a_dataset_share_its_files(folder):
@@ -108,8 +108,46 @@ def test_what_cannot_be_opened_is_told_in_a_line(arguments, words, folder):
     assert "\n" not in str(raised.value)
 
 
-def test_a_first_dim_that_axes_leave_out_is_that_of_samples(folder):
-    assert hs.open(folder / "*.h5", sample="image", axes="DHW").shape == (6, 7, 2)
+AMBIGUOUS = {
+    (9,): ["axes='W' (one sample of 9)", "axes='C' (one sample of 9 channels)"],
+    (8, 9): ["axes='HW' (one sample of 8x9)", "axes='NC' (8 samples of 9 channels)"],
+    (3, 8, 9): [
+        "axes='CHW' (one sample of 3 channels of 8x9)",
+        "axes='HWC' (one sample of 9 channels of 3x8)",
+        "axes='DHW' (one sample of 3x8x9)",
+        "axes='NHW' (3 samples of 8x9)",
+    ],
+    (40, 16, 16, 16): [
+        "axes='CDHW' (one sample of 40 channels of 16x16x16)",
+        "axes='NDHW' (40 samples of 16x16x16)",
+        "axes='NHWC' (40 samples of 16 channels of 16x16)",
+    ],
+    (2, 3, 4, 5, 6): [
+        "axes='NCDHW' (2 samples of 3 channels of 4x5x6)",
+        "axes='NDHWC' (2 samples of 6 channels of 3x4x5)",
+    ],
+    (2, 3, 4, 5, 6, 7): ["samples have one to four, of C, D, H and W, each once"],
+    (): ["samples have one to four"],
+}
+
+
+@pytest.mark.parametrize("shape", AMBIGUOUS, ids=str)
+def test_dims_are_asked_for_with_what_they_may_be(shape, tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros(shape))
+    with pytest.raises(hs.ConfigError, match="does not tell its dims") as raised:
+        hs.open(tmp_path / "a.npy")
+    assert f"a.npy has shape {shape}" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    for words in AMBIGUOUS[shape]:
+        assert words in str(raised.value)
+
+
+def test_a_letter_that_is_missing_does_not_mean_many_samples(folder):
+    with pytest.raises(hs.ConfigError, match=r"name 3 dims, .* has 4: .* 'NDHW' if its first dim"):
+        hs.open(folder / "*.h5", sample="image", axes="DHW")
+    axes = {"image": "DHWC", "label": "HW"}
+    with pytest.raises(hs.ConfigError, match=r"axes 'HW' name 2 dims, but array 'label' .* has 3"):
+        hs.open(folder / "*.h5", sample="image", target="label", axes=axes)
 
 
 def test_files_that_are_not_there_are_named(tmp_path):
@@ -220,6 +258,8 @@ def test_buffers_that_do_not_fit_are_refused(out, words, folder):
 
 def test_a_format_is_one_class_and_one_registration(tmp_path):
     class Text(ArrayReader):
+        axes = "HW"
+
         def __init__(self, path):
             self.values = np.loadtxt(path)
             self.shape, self.dtype = self.values.shape, self.values.dtype
@@ -243,4 +283,5 @@ def test_a_format_is_one_class_and_one_registration(tmp_path):
 
     register_format("table", TextFormat)
     np.savetxt(tmp_path / "a.table", np.eye(3))
-    assert hs.open(tmp_path / "a.table").read(0, (slice(1, 2), slice(0, 2))).tolist() == [[0, 1]]
+    data = hs.open(tmp_path / "a.table")
+    assert data.read(0, (slice(1, 2), slice(0, 2))).tolist() == [[0, 1]]

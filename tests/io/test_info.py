@@ -4,6 +4,7 @@ import pytest
 
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.io import open as open_data
+from hyperslab.io.axes import READINGS
 from hyperslab.io.info import describe, describe_slice, draw_slice, mesh_reads
 from hyperslab.io.info.mesh_reads import find_trouble
 from hyperslab.io.info.reads import read_cost
@@ -25,7 +26,7 @@ def climate(tmp_path):
 
 def saved(tmp_path, array, **arguments):
     np.save(tmp_path / "x.npy", array)
-    return open_data(tmp_path / "x.npy", **arguments)
+    return open_data(tmp_path / "x.npy", **{"axes": READINGS[array.ndim][0], **arguments})
 
 
 def test_arrays_have_roles_and_sizes(climate):
@@ -63,7 +64,7 @@ def test_a_mesh_along_an_axis_that_is_not_there_is_refused(climate):
 def test_chunks_are_counted_where_the_box_touches_them(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", (10, 100), "i4", chunks=(3, 40))
-    reader = open_data(tmp_path / "x.h5").reader(0, "x")
+    reader = open_data(tmp_path / "x.h5", axes="HW").reader(0, "x")
     cost = read_cost(reader, Box.of((2, 4), (39, 81)))
     assert cost.num_reads == 2 * 3
     assert cost.touched_nbytes == 6 * 3 * 40 * 4
@@ -91,9 +92,10 @@ def test_small_and_giant_chunks_are_warned_of(tmp_path):
         file.create_dataset("giant", (2, 4096, 4096), "f8", chunks=(2, 4096, 4096))
         file.create_dataset("good", (2, 512, 512), "f4", chunks=(1, 512, 512))
     for name, words in {"small": "about 2500 small reads", "giant": "decodes all of one"}.items():
-        (warning,) = find_trouble(open_data(tmp_path / "x.h5", sample=name), None)
+        data = open_data(tmp_path / "x.h5", sample=name, axes="CHW")
+        (warning,) = find_trouble(data, None)
         assert words in warning
-    assert not find_trouble(open_data(tmp_path / "x.h5", sample="good"), None)
+    assert not find_trouble(open_data(tmp_path / "x.h5", sample="good", axes="CHW"), None)
 
 
 def test_values_of_the_middle_slice(tmp_path):
@@ -123,7 +125,7 @@ def test_all_dtypes_and_dims_have_a_slice_and_a_picture(tmp_path, dtype, shape, 
 def test_of_a_very_large_picture_the_middle_is_looked_at(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", (1, 100_000, 90_000), "u1", chunks=(1, 1000, 1000))
-    box = slice_box(open_data(tmp_path / "x.h5").spec)
+    box = slice_box(open_data(tmp_path / "x.h5", axes="CHW").spec)
     assert box == Box.of((0, 1), (47952, 52048), (42952, 47048))
 
 

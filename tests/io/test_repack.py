@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io import open as open_data
+from hyperslab.io.axes import READINGS
 from hyperslab.io.info import mesh_reads
 from hyperslab.io.repack import repack as repack_by_processes, workers, write
 from hyperslab.io.repack.chunks import CHUNK_NBYTES, ChunkDim, choose_chunks, slab_chunks
@@ -174,18 +175,19 @@ def test_samples_in_many_files_of_other_formats(tmp_path):
 def test_large_samples_pass_through_memory_in_tiles(dataset, tmp_path, monkeypatch):
     npy = tmp_path / "x.npy"
     np.save(npy, dataset.read(0))
-    data = open_data(npy)
+    data = open_data(npy, axes="CDHW")
     monkeypatch.setattr(write, "TILE_NBYTES", 4000)
     repack(data, tmp_path / "out", grid=grid(depth=4, width=2))
-    check_equal(tmp_path / "out", data, sample="data")
+    check_equal(tmp_path / "out", data, sample="data", axes="CDHW")
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (1, 1, 1), (2, 0, 3), (0, 1, 2, 2, 2)])
 def test_samples_with_few_values_or_none(tmp_path, shape):
     np.save(tmp_path / "x.npy", np.ones(shape))
-    data = open_data(tmp_path / "x.npy")
+    axes = READINGS[len(shape)][0]
+    data = open_data(tmp_path / "x.npy", axes=axes)
     repack(data, tmp_path / "out")
-    check_equal(tmp_path / "out", data, sample="data")
+    check_equal(tmp_path / "out", data, sample="data", axes=axes)
 
 
 # Again and again
@@ -263,7 +265,7 @@ def test_ctrl_c_leaves_nothing_half_written(dataset, tmp_path):
 
 def test_a_disk_that_fills_is_one_clear_error_and_leaves_nothing(tmp_path):
     np.save(tmp_path / "x.npy", np.random.default_rng(0).random((4, 64, 64)))
-    data = open_data(tmp_path / "x.npy")
+    data = open_data(tmp_path / "x.npy", axes="CHW")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -273,7 +275,7 @@ def test_a_disk_that_fills_is_one_clear_error_and_leaves_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not names(tmp_path / "out")
     repack(data, tmp_path / "out")
-    check_equal(tmp_path / "out", data, sample="data")
+    check_equal(tmp_path / "out", data, sample="data", axes="CHW")
 
 
 def test_a_directory_without_room_is_refused_before_anything_is_written(
@@ -321,7 +323,7 @@ def test_a_file_of_another_shape_is_one_clear_error(tmp_path):
     np.save(tmp_path / "a.npy", np.zeros((2, 4, 4)))
     np.save(tmp_path / "b.npy", np.zeros((2, 4, 5)))
     with pytest.raises(FormatError, match=r"b.npy has samples of float64 \(2, 4, 5\)"):
-        repack(open_data(str(tmp_path / "*.npy")), tmp_path / "out")
+        repack(open_data(str(tmp_path / "*.npy"), axes="CHW"), tmp_path / "out")
 
 
 def test_wrong_arguments_are_refused(dataset, tmp_path):

@@ -356,7 +356,7 @@ def test_data_in_other_files_is_staged_too(tmp_path, directory, pad):
         file.create_virtual_dataset("virtual", layout)
         file["pad"] = np.zeros(pad // 8)
     for name in ("linked", "virtual"):
-        data = open_data(tmp_path / "a.h5", sample=name)
+        data = open_data(tmp_path / "a.h5", sample=name, axes="CHW")
         stage(data, directory)
         staged = open_staged(data, directory)
         (tmp_path / "other.h5").rename(tmp_path / "away.h5")

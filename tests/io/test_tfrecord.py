@@ -113,9 +113,12 @@ def test_files_of_several_records_are_stacked(tmp_path, images):
         rows = [{"x": image.tobytes()} for image in images]
         write_records(tmp_path / f"{number}.tfrecord", rows[: 2 + number])
     options = {"shape": {"x": images.shape[1:]}, "dtype": {"x": "int16"}}
-    data = hyperslab.io.open(tmp_path / "*.tfrecord", **options)
+    data = hyperslab.io.open(tmp_path / "*.tfrecord", axes="DHWC", **options)
     assert (len(data), data.shape) == (5, (2, 6, 5, 4))
     np.testing.assert_array_equal(data.read(4), images[2].transpose(3, 0, 1, 2))
+    with pytest.raises(ConfigError, match=r"does not tell its dims: .* axes='NDHWC'") as raised:
+        hyperslab.io.open(tmp_path / "*.tfrecord", **options)
+    assert "one sample" not in str(raised.value)
 
 
 def test_a_file_of_two_records_is_refused_where_one_was_expected(tmp_path, images):

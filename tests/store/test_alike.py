@@ -32,7 +32,7 @@ def folder(tmp_path):
 )
 def test_arguments_that_differ_are_told_on_all_ranks(name, values, folder):
     mesh = hs.init(height=2, device="cpu")
-    loader = hs.Loader(hs.open(folder / "*.npy"), mesh, **{name: values[mesh.rank]})
+    loader = hs.Loader(hs.open(folder / "*.npy", axes="CHW"), mesh, **{name: values[mesh.rank]})
     with pytest.raises(hs.CommError, match=f"loaders differ in {name}: rank 0 has .*, rank 1 has"):
         next(iter(loader))
 
@@ -41,7 +41,7 @@ def test_arguments_that_differ_are_told_on_all_ranks(name, values, folder):
 def test_other_files_are_told_on_all_ranks(folder):
     mesh = hs.init(height=2, device="cpu")
     paths = sorted(folder.glob("*.npy"))
-    loader = hs.Loader(hs.open(paths if mesh.rank else paths[::-1]), mesh)
+    loader = hs.Loader(hs.open(paths if mesh.rank else paths[::-1], axes="CHW"), mesh)
     with pytest.raises(
         hs.CommError, match=r"order: where rank 0 has .*/3\.npy, rank 1 has .*/0\.npy"
     ):
@@ -89,7 +89,7 @@ def test_a_file_that_differs_on_one_rank_is_named_on_all(damage, words, folder):
     own = on_own_disk(folder, mesh.rank)
     if mesh.rank == 1:
         damage(own / "2.npy")
-    loader = hs.Loader(hs.open(own / "*.npy"), mesh)
+    loader = hs.Loader(hs.open(own / "*.npy", axes="CHW"), mesh)
     with pytest.raises(hs.CommError, match=words):
         next(iter(loader))
 
@@ -101,7 +101,7 @@ def test_arrays_that_differ_are_told_with_their_file(folder):
     if mesh.rank == 1:
         np.save(own / "0.npy", np.ones((1, 4, 8), np.float32))
     os.utime(own / "0.npy", (0, 0))
-    loader = hs.Loader(hs.open(own / "*.npy"), mesh)
+    loader = hs.Loader(hs.open(own / "*.npy", axes="CHW"), mesh)
     words = r"rank 0 has .*float32 \(1, 8, 4\).* in 0\.npy, rank 1 has .*\(1, 4, 8\)"
     with pytest.raises(hs.CommError, match=words):
         next(iter(loader))
@@ -116,7 +116,7 @@ def replace_file(path, value):
 @pytest.mark.parametrize("store", ["memory", "none"])
 def test_a_file_replaced_after_one_rank_looked_at_it_gives_no_torn_sample(store, folder):
     mesh = hs.init(height=2, device="cpu")
-    data = hs.open(folder / "*.npy")
+    data = hs.open(folder / "*.npy", axes="CHW")
     if mesh.rank == 0:
         data.read(2)
     dist.barrier()
@@ -132,7 +132,9 @@ def test_a_file_replaced_after_one_rank_looked_at_it_gives_no_torn_sample(store,
 @pytest.mark.parametrize("store", ["memory", "none"])
 def test_a_file_replaced_within_an_epoch_is_noticed(store, folder):
     mesh = hs.init(height=2, device="cpu")
-    loader = hs.Loader(hs.open(folder / "*.npy"), mesh, shuffle="none", store=store, prefetch=0)
+    loader = hs.Loader(
+        hs.open(folder / "*.npy", axes="CHW"), mesh, shuffle="none", store=store, prefetch=0
+    )
     steps = iter(loader)
     next(steps)
     dist.barrier()
@@ -149,7 +151,9 @@ def test_a_staged_copy_that_was_written_to_is_staged_anew(folder):
     mesh = hs.init(height=2, device="cpu")
     sums = []
     for _ in range(2):
-        with hs.Loader(hs.open(folder / "*.npy"), mesh, stage_dir=folder / "staged") as loader:
+        with hs.Loader(
+            hs.open(folder / "*.npy", axes="CHW"), mesh, stage_dir=folder / "staged"
+        ) as loader:
             sums.append(sum(float(x.sum()) for x in loader))
         dist.barrier()
         if mesh.rank == 0:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 def body(pattern, axes, store):
     mesh = hs.init(**axes, device="cuda")
-    data = hs.open(pattern)
+    data = hs.open(pattern, axes="CDHW")
     loader = hs.Loader(data, mesh, batch_size=4, store=store, normalize="log1p", prefetch=3)
     seen = []
     with loader:

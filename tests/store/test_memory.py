@@ -1,6 +1,8 @@
 """What each rank keeps of the samples, and how the others get it."""
 
+import fcntl
 import gc
+import logging
 import os
 import signal
 from contextlib import contextmanager
@@ -127,6 +129,38 @@ def test_a_sample_that_cannot_be_read_is_given_to_nobody_and_awaited_by_nobody(f
         assert all("3.npy" in why for why in faults.values())
 
 
+def run_out_of_memory(*args, **kwargs):
+    raise MemoryError("no more")
+
+
+def refuse_pages(*args, **kwargs):
+    raise hs.ConfigError("there is no memory for sample 1 of 3")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("what", ["_dataset.read", "_own.reserve"])
+def test_a_rank_that_fails_for_any_reason_is_awaited_by_nobody(what, num_nodes, folder):
+    options = {"num_nodes": num_nodes, "timeout_seconds": 60}
+    with made_store(folder, {"sample": 2}, **options) as (store, placement):
+        if placement.rank == 1:
+            owner, name = what.split(".")
+            fails = run_out_of_memory if name == "read" else refuse_pages
+            setattr(getattr(store, owner), name, fails)
+            with pytest.raises((MemoryError, hs.ConfigError)):
+                store.fill(store.to_fill([2])[0])
+        filled = [(wish(2), np.full(SHAPE, UNTOUCHED, np.int16))] * (placement.rank == 0)
+        for each, out in filled:
+            store.take(each, out)
+            assert (out == UNTOUCHED).all()
+        store.swap([2], filled, lambda index, _: [wish(index)])
+        assert store.faults([2]) == {}  # it is not the file that is to blame
+        words = {"read": "MemoryError: no more", "reserve": "ConfigError: there is no memory"}
+        found = store.failure([0, 2]) or ""
+        assert found.startswith(words[what.split(".")[1]] if placement.rank else "")
+        assert bool(found) == bool(placement.rank)
+
+
 @pytest.mark.ranks(2)
 def test_a_sample_is_read_once_whatever_later_epochs_ask_for(folder):
     with made_store(folder, {"sample": 2}) as (store, placement):
@@ -150,6 +184,79 @@ def test_samples_that_have_no_room_are_read_from_the_files(folder, monkeypatch):
     assert store.fill_all() == [0, 1]
     np.testing.assert_array_equal(taken(store, 6), image(6))
     store.close()
+
+
+def test_a_slot_is_written_before_its_flag_and_read_after_it(folder, monkeypatch):
+    data = hs.open(folder / "*.npy", axes="CHW")
+    grid = Grid((1,) * 5)
+    store = MemoryStore(data, Placement.of(grid, 0, data.arrays), ORDERED, Alone(grid))
+    out, seen = np.full(SHAPE, UNTOUCHED, np.int16), []
+
+    def note(fd, how):
+        slot = store._arrays(2, 0)["data"]
+        seen.append((how, bool((slot == image(2)).all()), bool((out == UNTOUCHED).all())))
+
+    monkeypatch.setattr(fcntl, "flock", note)
+    store.fill(2)
+    store.take(wish(2), out)
+    np.testing.assert_array_equal(out, image(2))
+    locks = (fcntl.LOCK_EX, fcntl.LOCK_UN, fcntl.LOCK_SH, fcntl.LOCK_UN)
+    assert seen == [(how, True, True) for how in locks]
+    store.close()
+
+
+@contextmanager
+def warnings_of_log():
+    """The words of the warnings that are logged within."""
+    found = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    log = logging.getLogger("hyperslab")
+    log.addHandler(handler)
+    try:
+        yield found
+    finally:
+        log.removeHandler(handler)
+
+
+def refuse_to_map(address):
+    raise PermissionError(13, "Permission denied", address.path)
+
+
+REFUSALS = {
+    "another user": ("hyperslab.store.shelves.map_segment", refuse_to_map, "Permission denied"),
+    "another container": (
+        "hyperslab.store.shelves.node_name",
+        lambda: f"container of {os.getpid()}",
+        "they run in different containers",
+    ),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", REFUSALS)
+def test_memory_that_other_ranks_may_not_map_is_told_and_boxes_come_as_messages(name, folder):
+    place, instead, why = REFUSALS[name]
+    with pytest.MonkeyPatch.context() as patch, warnings_of_log() as told:
+        patch.setattr(place, instead)
+        with made_store(folder, {"sample": 2}) as (store, placement):
+            fill(store, range(NUM))
+            filled = [(wish(2), np.empty(SHAPE, np.int16))] * (placement.rank == 0)
+            store.swap([2, 0], filled, lambda index, _: [wish(index)] * (index == 2))
+            for each, out in filled:
+                np.testing.assert_array_equal(out, image(each.index))
+    assert len(told) == (placement.rank == 0)
+    for words in told:
+        assert words.startswith("rank 0 cannot map the memory of rank 1 on the same machine, nor 1")
+        assert why in words
+        assert "\n" not in words
+
+
+@pytest.mark.ranks(2)
+def test_nodes_that_lie_apart_are_not_warned_of(folder):
+    with warnings_of_log() as told, made_store(folder, {"sample": 2}, num_nodes=2):
+        pass
+    assert told == []
 
 
 def die_before_filling(folder):

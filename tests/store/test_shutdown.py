@@ -151,7 +151,7 @@ def test_no_sample_at_all_is_an_error(data, tmp_path):
     for index in range(3):
         (tmp_path / f"{index}.raw").write_bytes(b"")
     (tmp_path / "0.raw").write_bytes(bytes(16))
-    data = hs.open(tmp_path / "*.raw", dtype="float32", shape=(1, 2, 2)).take([1, 2])
+    data = hs.open(tmp_path / "*.raw", dtype="float32", shape=(1, 2, 2), axes="CHW").take([1, 2])
     with hs.Loader(data, bad_samples="skip") as loader:
         for _ in range(2):
             with pytest.raises(

@@ -85,7 +85,11 @@ def test_a_loader_goes_on_in_the_midst_of_a_sample(cubes):
 @pytest.mark.ranks(2)
 def test_ranks_that_cut_other_tiles_stop_together(cubes):
     mesh = hs.init(sample=2, device="cpu")
-    data = opened(cubes).tiled(2) if mesh.rank else hs.open(cubes, sample="image").tiled(2)
+    data = (
+        opened(cubes).tiled(2)
+        if mesh.rank
+        else hs.open(cubes, sample="image", axes="NCDHW").tiled(2)
+    )
     loader = hs.Loader(data, mesh)
     with pytest.raises(hs.CommError, match=r"loaders differ in the (arrays|tiles)"):
         next(iter(loader))

@@ -309,6 +309,8 @@ CHOICES = {
     "train.batch_stats": ["global", "spatial"],
     "train.accumulate": [1],
     "train.shard_weights": [False],
+    "data.validation_beside": [{}],
+    "data.test_beside": [{}],
 }
 
 

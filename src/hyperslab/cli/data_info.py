@@ -16,6 +16,7 @@ from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
 from hyperslab.errors import ConfigError
+from hyperslab.io.axes import READINGS
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import (
     DataInfo,
@@ -43,7 +44,7 @@ Examples:
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --png slice.png
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --mesh depth=2,height=2
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --tile 64 --index 5
-  hyperslab data info volume.raw -o dtype=int16 -o shape=4x128x128x128
+  hyperslab data info volume.raw -o dtype=int16 -o shape=4x128x128x128 --axes CDHW
 """
 
 
@@ -141,11 +142,13 @@ def _listing(source: Source, arrays: dict[str, Listed]) -> list[RenderableType]:
     command = f"hyperslab data info {source.words()[0]}"
     largest = max(arrays, key=lambda name: math.prod(arrays[name].shape))
     choices = [f"--preset {name}" for name in fitting_presets(arrays)]
-    hints = [f"  {command} {c}" for c in choices or [f"--sample {shlex.quote(largest)}"]]
+    usual = next(iter(READINGS.get(len(arrays[largest].shape), ())), "LETTERS")
+    choices = choices or [f"--sample {shlex.quote(largest)} --axes {usual}"]
+    hints = [f"  {command} {choice}" for choice in choices]
     return [
         Text(f"{find_files(source.paths)[0]} has {len(arrays)} arrays:\n", style="bold"),
         table,
-        Text("\nSay which holds the sample, such as"),
+        Text("\nSay which holds the sample, and what its dims are, such as"),
         *(Text(hint, style="bold") for hint in hints),
     ]
 

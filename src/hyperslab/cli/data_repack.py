@@ -22,7 +22,7 @@ EXAMPLES = """\b
 Examples:
   hyperslab data repack 'cosmo/*.h5' packed --preset cosmoflow --mesh depth=4,height=2
   hyperslab data repack scan.nii.gz packed
-  hyperslab data repack 'fields/*.h5' packed --sample data --chunks 1x64x128x128 --jobs 16
+  hyperslab data repack 'fields/*.h5' packed --sample data --axes CDHW --chunks 1x64x128x128
 """
 
 

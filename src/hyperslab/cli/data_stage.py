@@ -24,7 +24,7 @@ Examples:
   hyperslab data stage 'packed/*.h5' /local/cosmo --preset cosmoflow
   hyperslab data stage 'packed/*.h5' /local/cosmo --preset cosmoflow \\
       --mesh depth=4,height=2 --ranks 0-3        what ranks 0 to 3 of 8 read
-  hyperslab data stage 'packed/*.h5' /local/cosmo --samples 0-499 --threads 16
+  hyperslab data stage 'packed/*.h5' /local/cosmo --preset cosmoflow --samples 0-499
 """
 
 

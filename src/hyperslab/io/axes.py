@@ -15,8 +15,14 @@ from hyperslab.layout import Box, Span
 T = TypeVar("T")
 
 ORDER = "CDHW"
-GUESSES = {1: "W", 2: "HW", 3: "CHW", 4: "CDHW", 5: "NCDHW"}
-"""What the dims are taken for where neither the user nor the format says."""
+READINGS = {
+    1: ("W", "C"),
+    2: ("HW", "CW", "NW", "NC"),
+    3: ("CHW", "HWC", "DHW", "NHW", "NCW"),
+    4: ("CDHW", "DHWC", "NCHW", "NHWC", "NDHW"),
+    5: ("NCDHW", "NDHWC"),
+}
+"""What arrays of so many dims usually are, to choose from: a shape alone does not tell."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +76,7 @@ class SampleAxes:
 
 
 def axes_of(letters: str, ndim: int, what: str) -> SampleAxes:
-    """The axes that ``letters`` (such as ``DHWC`` or ``NCHW``) give to an array of ``ndim`` dims.
-
-    With one letter fewer than there are dims, samples are stacked along the first.
-    """
+    """What ``letters``, such as ``DHWC`` or ``NCHW``, say of an array of ``ndim`` dims."""
     plain = letters.upper()
     body = plain.removeprefix("N")
     if set(body) - set(ORDER) or len(set(body)) != len(body) or not body:
@@ -82,9 +85,24 @@ def axes_of(letters: str, ndim: int, what: str) -> SampleAxes:
             "C, D, H, W, each once, with an N before them where samples are stacked along the "
             "first dim, such as 'DHWC' or 'NCHW'"
         )
-    stacked = plain.startswith("N") or len(body) == ndim - 1
-    if len(body) + stacked != ndim:
+    if len(plain) != ndim:
+        stacked = f", such as 'N{plain}' if its first dim counts samples"
         raise ConfigError(
             f"axes {letters!r} name {len(plain)} dims, but {what} has {ndim}: give a letter a dim"
+            + (stacked if plain == body and len(body) == ndim - 1 else "")
         )
-    return SampleAxes(body, stacked, len(body))
+    return SampleAxes(body, plain != body, len(body))
+
+
+def readings(shape: Sequence[int], *, stacked: bool = False) -> list[str]:
+    """What an array of ``shape`` may be, in words; with ``stacked``, one of many samples."""
+    fitting = READINGS.get(len(shape), ())
+    return [_reading(letters, shape) for letters in fitting if letters[0] == "N" or not stacked]
+
+
+def _reading(letters: str, shape: Sequence[int]) -> str:
+    extents = dict(zip(letters, shape, strict=True))
+    num = f"{extents['N']} samples" if "N" in extents else "one sample"
+    channels = f"{extents['C']} channels" if "C" in extents else ""
+    space = "x".join(str(extents[axis]) for axis in ORDER[1:] if axis in extents)
+    return f"axes={letters!r} ({num} of {' of '.join(filter(None, (channels, space)))})"

@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.files import Identity
+from hyperslab.io.pairing import NamedFile, listed, pair_files
 from hyperslab.io.reader import ArrayReader, OpenFile
 from hyperslab.io.schedule import Indices, split_samples
 from hyperslab.io.spec import (
     ArraySpec,
     BoxLike,
     check_like,
+    check_on_grid,
     checked_box,
     checked_out,
     has_same_space,
+    is_like,
 )
 from hyperslab.io.threads import for_each
 from hyperslab.io.tiled import TiledOpener, Tiling
@@ -35,14 +38,15 @@ class Dataset:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        files: Sequence[NamedFile],
         counts: Sequence[int],
         arrays: Sequence[ArraySpec],
         open_file: OpenFile,
         options: Mapping[str, Any],
         stats: str | None = None,
     ) -> None:
-        self.paths = tuple(paths)
+        self.paths = tuple(file.path for file in files)
+        self._files = tuple(files)
         self.options = dict(options)
         """What it was opened with, to open files like these again."""
         self.arrays = {spec.name: spec for spec in arrays}
@@ -119,25 +123,32 @@ class Dataset:
             other._chosen = (self._chosen[:, None] * num + np.arange(num)).ravel()
         return other
 
-    def beside(self, **others: Dataset) -> Dataset:
-        """The same samples, with those of other files beside them, file by file.
+    def beside(self, *, by: str | None = None, **others: Dataset) -> Dataset:
+        r"""The same samples, with those of other files beside them, file by file.
 
         ``hs.open("images/*.nii").beside(label=hs.open("labels/*.nii"))`` has the label maps under
         the name ``label``, and cuts them like the images where their spatial extents are the same.
+
+        Files go together by name: without folder and suffix they are the same, or what stands for
+        the wildcards of their patterns is, as of ``images/img*.nii`` and ``labels/seg*.nii``.
+        ``by`` is a regular expression whose groups are compared instead, such as ``r"(\d+)"``, or
+        ``order``: the first file with the first. It is an error if one has no partner, or if label
+        maps have other extents than the samples, or extents that do not divide theirs.
         """
-        for name, other in others.items():
-            if other.counts != self.counts or name in self.arrays:
-                raise ConfigError(
-                    f"{name!r}, {len(other)} samples in {len(other.paths)} files, cannot be put "
-                    f"beside {list(self.arrays)}, {len(self)} in {len(self.paths)}: another name "
-                    "and as many samples in each file were expected"
-                )
         if self._chosen is not None or any(o._chosen is not None for o in others.values()):
             raise ConfigError("put datasets beside each other first, then take or split samples")
-        rows = zip(self.paths, *(other.paths for other in others.values()), strict=True)
-        partners = {path: theirs for path, *theirs in rows}
-        if len(partners) < len(self.paths):
+        if len(set(self.paths)) < len(self.paths):
             raise ConfigError("a file is named twice, so it cannot be said what lies beside it")
+        partners: dict[Path, list[Path]] = {path: [] for path in self.paths}
+        for name, other in others.items():
+            if name in self.arrays:
+                raise ConfigError(f"there is an array {name!r} already: give the other a new name")
+            found = pair_files(self._files, other._files, name, by)
+            self._check_counts(name, other, found)
+            check_on_grid(name, other.spec, self.spec, other.paths[0])
+            other._check_files_alike(name)
+            for path, partner in zip(self.paths, found, strict=True):
+                partners[path].append(partner)
         openers = [self.open_file, *(other.open_file for other in others.values())]
         joined = self.reopened(_JoinedOpener(openers, partners))
         joined.arrays = {
@@ -146,6 +157,45 @@ class Dataset:
         }
         joined.spans_files = True
         return joined
+
+    def _check_counts(self, name: str, other: Dataset, partners: Sequence[Path]) -> None:
+        """Raises unless each of the files has as many samples as its partner."""
+        counts = dict(zip(other.paths, other.counts, strict=True))
+        rows = zip(self.paths, self.counts, partners, strict=True)
+        odd = [
+            f"{path.name} has {count}, {partner.name} {counts[partner]}"
+            for path, count, partner in rows
+            if count != counts[partner]
+        ]
+        if odd:
+            raise ConfigError(
+                f"{name!r} cannot be put beside {list(self.arrays)}, for as many samples in each "
+                f"file were expected: {listed(odd)}"
+            )
+
+    def _check_files_alike(self, name: str) -> None:
+        """Raises if files have other shapes than the first.
+
+        Those that cannot be opened are told when they are read.
+        """
+        odd: dict[int, str] = {}
+
+        def look(file: int) -> None:
+            path, spec = self.paths[file], self.spec
+            try:
+                reader = self.open_file(path)[0]
+            except FormatError:
+                return
+            if not is_like(spec, reader):
+                odd[file] = f"{path.parent.name}/{path.name} has {reader.dtype} {reader.shape}"
+
+        for_each(look, range(len(self.paths)))
+        if odd:
+            raise FormatError(
+                f"{len(odd)} of {len(self.paths)} files of {name!r} are not like the first, "
+                f"{self.paths[0].name} of {self.dtype} {self.shape}: "
+                f"{listed([odd[file] for file in sorted(odd)])}"
+            )
 
     def reopened(self, open_file: OpenFile) -> Dataset:
         """The same samples, read by what ``open_file`` gives for each of the files."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyperslab.errors import FormatError
+from hyperslab.io.threads import ForkSafeLock
 
 MAX_OPEN = 256
 """Files kept open for the next read; a training set may have more files than a process may open."""
@@ -145,16 +145,23 @@ class _OpenFiles:
     """Descriptors by file, the least recently used closed first, and none while it is in use."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._handles: OrderedDict[DataFile, _Handle] = OrderedDict()
 
     def take(self, file: DataFile) -> _Handle:
         with self._lock:
-            handle = self._handles.get(file)
-            if handle is None:
-                handle = self._handles[file] = _Handle(self._open(file))
-            self._handles.move_to_end(file)
-            handle.users += 1
+            if handle := self._handles.get(file):
+                return self._used(file, handle)
+        new = _Handle(self._open(file))  # without the lock: a server that is slow stops nobody else
+        with self._lock:
+            handle = self._used(file, self._handles.setdefault(file, new))
+        if handle is not new:  # another thread was faster
+            os.close(new.fd)
+        return handle
+
+    def _used(self, file: DataFile, handle: _Handle) -> _Handle:
+        self._handles.move_to_end(file)
+        handle.users += 1
         return handle
 
     @staticmethod

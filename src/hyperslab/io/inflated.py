@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 from hyperslab.errors import FormatError
 from hyperslab.io.files import DataFile
+from hyperslab.io.threads import ForkSafeLock
 
 PIECE_NBYTES = 2**20
 """Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
@@ -63,7 +63,7 @@ class InflatedFile:
     def __init__(self, file: DataFile) -> None:
         self.file = file
         self._is_checked = False
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._marks: list[_Mark] = []
         self._spacing = FIRST_SPACING
 

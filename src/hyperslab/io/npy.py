@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import threading
 import tokenize
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from hyperslab.errors import FormatError
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Format
+from hyperslab.io.threads import ForkSafeLock
 
 NAME = "data"
 """What the one array of a file is called; in the file it has no name."""
@@ -33,7 +33,7 @@ _HEADER_ERRORS = (
 )
 """What evaluating a damaged header may raise."""
 
-_EVALUATES = threading.Lock()
+_EVALUATES = ForkSafeLock()
 """One thread evaluates at a time: `ast` of Python 3.11 counts the depth of all of them as one."""
 
 

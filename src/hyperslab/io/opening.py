@@ -5,16 +5,17 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hyperslab.errors import ConfigError, FormatError
-from hyperslab.io.axes import GUESSES, SampleAxes, axes_of
+from hyperslab.io.axes import SampleAxes, axes_of, readings
 from hyperslab.io.dataset import Dataset
+from hyperslab.io.pairing import NamedFile
 from hyperslab.io.presets import PRESETS
-from hyperslab.io.reader import ArrayReader, Format, find_format
+from hyperslab.io.reader import STACKED, ArrayReader, Format, find_format
 from hyperslab.io.spec import ArraySpec, has_same_space
 
 T = TypeVar("T")
@@ -40,9 +41,9 @@ def open(
         sample: The array that holds the sample; may be left out where a file has but one.
         target: The array or arrays that belong to it: label maps with the sample's spatial extents
             are cut like it, all others are not.
-        axes: The dims of the sample in the file's order, such as ``DHWC``; with an ``N`` in front,
-            or one letter fewer than dims, a file holds many samples. A mapping gives those of
-            several arrays, by name.
+        axes: The dims of the sample in the file's order, such as ``DHWC``; with an ``N`` in front
+            a file holds many samples. A mapping gives those of several arrays, by name. May be left
+            out where the format tells them, as NIfTI does: they are never guessed from a shape.
         stats: The array with each sample's own statistics, a row a channel: min, max and, where
             there are four columns, mean and standard deviation.
         preset: A known schema (``hyperslab.io.PRESETS``) that gives what is not given here.
@@ -54,36 +55,65 @@ def open(
     known = {**dict.fromkeys(asked), **_preset(preset), **given}
     settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
     _check_kinds(known)
-    files = [path.absolute() for path in find_files(paths)]  # wherever the process goes later
-    cls = find_format(files[0], known["format"])
-    names = _names(cls, files[0], known, settings)
+    files = _absolute(find_named_files(paths))
+    paths_found = [file.path for file in files]
+    cls = find_format(paths_found[0], known["format"])
+    names = _names(cls, paths_found[0], known, settings)
     letters = known["axes"]
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})
     if unknown := sorted(set(by_name) - set(names)):
         raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {names}")
 
     open_file = Opener(cls, tuple(names), settings)
-    first = open_file(files[0])
-    specs = _specs(files[0], names, first, by_name)
-    counts = _counts(files, specs[0], first, open_file)
+    first = open_file(paths_found[0])
+    specs = _specs(paths_found[0], names, first, by_name)
+    counts = _counts(paths_found, specs[0], first, open_file)
     return Dataset(files, counts, specs, open_file, {**known, **settings}, known["stats"])
+
+
+def open_target(paths: Paths, sample: ArraySpec, axes: str | None = None) -> Dataset:
+    """Files of one array each, to be put beside those of ``sample``.
+
+    Its dims are what ``axes`` or the format say, or the sample's where the extents are the same.
+    """
+    files = _absolute(find_named_files(paths))
+    path = files[0].path
+    cls = find_format(path)
+    (name,) = _names(cls, path, dict.fromkeys(("sample", "target", "stats")), {})
+    open_file = Opener(cls, (name,), {})
+    (reader,) = first = open_file(path)
+    known = None if reader.axes == STACKED else reader.axes
+    spec = _target_spec(path, name, reader, axes or known, sample)
+    counts = _counts([file.path for file in files], spec, first, open_file)
+    return Dataset(files, counts, [spec], open_file, {"sample": name, "axes": axes})
 
 
 def find_files(paths: Paths) -> list[Path]:
     """The files that ``paths`` name, with every pattern replaced by what fits it."""
+    return [file.path for file in find_named_files(paths)]
+
+
+def find_named_files(paths: Paths) -> list[NamedFile]:
+    """The same, with what the wildcards of a pattern stand for in each name."""
     given = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
-    found: list[Path] = []
+    found: list[NamedFile] = []
     for path in given:
         text = _path_text(path)
-        matches = [text]
+        matches = [NamedFile(Path(text))]
         if glob.has_magic(text) and not Path(text).exists():
-            matches = sorted(glob.iglob(text, recursive=True))  # noqa: PTH207 - absolute too
+            names = sorted(glob.iglob(text, recursive=True))  # noqa: PTH207 - absolute too
+            matches = [NamedFile.found(name, text) for name in names]
         if not matches:
             raise FormatError(f"no file fits {text!r} (looked from {Path.cwd()})")
-        found += map(Path, matches)
+        found += matches
     if not found:
         raise ConfigError("no files were given: name one, or a pattern such as 'cosmo/*.h5'")
     return found
+
+
+def _absolute(files: Iterable[NamedFile]) -> list[NamedFile]:
+    """The same files wherever the process goes later."""
+    return [replace(file, path=file.path.absolute()) for file in files]
 
 
 def _path_text(path: object) -> str:
@@ -166,14 +196,29 @@ def _specs(
 
 
 def _sample_spec(path: Path, name: str, reader: ArrayReader, letters: str | None) -> ArraySpec:
-    ndim = len(reader.shape)
-    letters = letters or reader.axes or GUESSES.get(ndim)
-    if letters is None:
+    what = f"array {name!r} of {path}"
+    if letters is None and reader.axes in (None, STACKED):
         raise ConfigError(
-            f"array {name!r} of {path} has {ndim} dims: say what they are, such as axes='NCDHW'"
+            f"{what} has shape {reader.shape}, which does not tell its dims: {_choices(reader)}"
         )
-    axes = axes_of(letters, ndim, f"array {name!r} of {path}")
+    axes = axes_of(_letters(letters, reader), len(reader.shape), what)
     return ArraySpec(name, axes, axes.sample_shape(reader.shape), reader.dtype, is_cut=True)
+
+
+def _choices(reader: ArrayReader) -> str:
+    found = readings(reader.shape, stacked=reader.axes == STACKED)
+    if not found:
+        return "samples have one to four, of C, D, H and W, each once"
+    return f"say what they are: {', '.join(found)}, or another order"
+
+
+def _letters(letters: str | None, reader: ArrayReader) -> str:
+    """Those that were given, with the N that the format knows of, or those of the format."""
+    if letters is None:
+        assert reader.axes is not None
+        return reader.axes
+    is_short = len(letters) == len(reader.shape) - 1
+    return STACKED + letters if reader.axes == STACKED and is_short else letters
 
 
 def _target_spec(
@@ -186,10 +231,12 @@ def _target_spec(
     if letters is None:
         candidates = (sample.axes.letters, sample.axes.letters.replace("C", ""))
         letters = next((c for c in candidates if has_same_space(c, one, sample)), None)
+        if letters is not None and sample.axes.stacked:
+            letters = STACKED + letters
     if letters is None:
         axes = SampleAxes("", sample.axes.stacked, ndim - sample.axes.stacked)
     else:
-        axes = axes_of(letters, ndim, what)
+        axes = axes_of(_letters(letters, reader), ndim, what)
     if axes.stacked != sample.axes.stacked or (axes.stacked and not reader.shape):
         raise ConfigError(
             f"{what} has shape {reader.shape}, which does not hold as many samples as array "

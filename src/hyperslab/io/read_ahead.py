@@ -36,6 +36,8 @@ class RangeReader:
     What lies in the page cache is copied at once. From the first range that does not, the disk is
     told of the ranges to come (strided boxes were read 3 times faster so), and of no others: by
     default the kernel would read the gaps as well. Without ``ranges``, it does as it likes.
+
+    Systems that know neither reads which do not wait nor advice, such as macOS, simply read.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class RangeReader:
         self._are_gaps_there = True  # in memory, as far as is known
         self._coming: Iterator[Range] | None = None
         self._num_read = self._told_ranges = self._told_nbytes = 0
-        self._advise(0, 0, os.POSIX_FADV_RANDOM if ranges else os.POSIX_FADV_NORMAL)
+        self._advise(0, 0, "RANDOM" if ranges else "NORMAL")
 
     def fill_rows(self, rows: Bytes, offset: int, step: int) -> None:
         """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
@@ -67,10 +69,7 @@ class RangeReader:
         buffers: list[memoryview] = []
         for row in rows:
             buffers += (row.data, thrown_away)
-        try:
-            count = os.preadv(self._fd, buffers[:-1], offset, os.RWF_NOWAIT)
-        except OSError:
-            count = 0
+        count = self._read_at_once(buffers[:-1], offset)
         self._are_gaps_there = count == step * len(rows) - gap
         self._num_read += len(rows) * self._are_gaps_there
         return self._are_gaps_there
@@ -78,14 +77,20 @@ class RangeReader:
     def _fill(self, buffer: memoryview, offset: int) -> None:
         done = 0
         if self._coming is None:
-            try:
-                done = os.preadv(self._fd, [buffer], offset, os.RWF_NOWAIT)
-            except OSError:  # not in memory, or a file system that cannot tell
-                done = 0
+            done = self._read_at_once([buffer], offset)
         if done < len(buffer):
             self._tell(len(buffer))
             self._file.fill(self._fd, buffer[done:], offset + done)
         self._num_read += 1
+
+    def _read_at_once(self, buffers: list[memoryview], offset: int) -> int:
+        """Fills ``buffers`` from memory, without waiting for the disk; how many bytes that were."""
+        if not hasattr(os, "RWF_NOWAIT"):
+            return 0
+        try:
+            return os.preadv(self._fd, buffers, offset, os.RWF_NOWAIT)
+        except OSError:  # not in memory, or a file system that cannot tell
+            return 0
 
     def _tell(self, nbytes: int) -> None:
         """Tells of ranges as far ahead as we mean to, when ``nbytes`` more are about to be read."""
@@ -95,12 +100,13 @@ class RangeReader:
             while self._told_nbytes < AHEAD_NBYTES and self._told_ranges < AHEAD_RANGES:
                 if (found := next(self._coming, None)) is None:
                     break
-                self._advise(*found, os.POSIX_FADV_WILLNEED)
+                self._advise(*found, "WILLNEED")
                 self._told_nbytes += found[1]
                 self._told_ranges += 1
             self._told_nbytes -= nbytes
             self._told_ranges -= 1
 
-    def _advise(self, offset: int, nbytes: int, advice: int) -> None:
-        with suppress(OSError):  # a file system that takes no advice
-            os.posix_fadvise(self._fd, offset, nbytes, advice)
+    def _advise(self, offset: int, nbytes: int, advice: str) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a file system that takes no advice
+                os.posix_fadvise(self._fd, offset, nbytes, getattr(os, f"POSIX_FADV_{advice}"))

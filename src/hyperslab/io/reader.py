@@ -39,6 +39,10 @@ class Storage:
         return self.chunks is not None or self.compression is None
 
 
+STACKED = "N"
+"""The letter of a dim that counts samples."""
+
+
 class ArrayReader(ABC):
     """One array of one file, in the file's own order of dims.
 
@@ -50,7 +54,8 @@ class ArrayReader(ABC):
     dtype: np.dtype[Any]
     """In this machine's byte order, whatever the file's."""
     axes: str | None = None
-    """The order of dims where the format knows it, such as ``NDHWC``."""
+    """The order of dims where the format knows it, such as ``NDHWC``; ``STACKED`` where it knows no
+    more than that the first dim counts samples."""
     sources: tuple[Path, ...] = ()
     """The files beside the one named that hold its data, by a link or otherwise."""
 

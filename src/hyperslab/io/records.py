@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from hyperslab.io.crc32c import crc32c
 from hyperslab.io.example import Extent, Feature, NotAnExample, read_features
 from hyperslab.io.files import DataFile
 from hyperslab.io.inflated import InflatedStream, inflated
+from hyperslab.io.threads import ForkSafeLock
 
 HEADER = struct.Struct("<QI")
 """The length of a record, and the sum of those eight bytes; the record and its sum follow."""
@@ -44,7 +44,7 @@ class RecordFile:
         head = bytes(file.read(0, min(file.size, HEADER.size)))
         # A record of 560 KB may begin like a gzip file, but for the sum of its length.
         self.is_gzip = head[:3] == b"\x1f\x8b\x08" and not _is_header(head)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._extents: NDArray[np.int64] | None = None
         self._features: dict[int, Features] = {}
         self._verified: set[int] = set()

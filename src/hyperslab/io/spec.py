@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import FormatError, LayoutError
+from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io.axes import SampleAxes
 from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.reader import ArrayReader
@@ -44,10 +44,37 @@ def has_same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> boo
     return mine == theirs
 
 
+def check_on_grid(name: str, spec: ArraySpec, sample: ArraySpec, path: Path) -> None:
+    """Raises for a map, such as that in ``path``, that has other extents than the sample.
+
+    They may divide the sample's: such a map has a value for every block of cells.
+    """
+    theirs = dict(zip(sample.axes.names, sample.shape, strict=True))
+    mine = dict(zip(spec.axes.names, spec.shape, strict=False))
+    both = [axis for axis in mine if axis in theirs and axis != "C"]
+    if any(not mine[axis] or theirs[axis] % mine[axis] for axis in both):
+        raise ConfigError(
+            f"{name!r} does not fit its samples: {path} has {_named_extents(mine, both)}, the "
+            f"samples have {_named_extents(theirs, both)}; label maps have the same extents, or "
+            "such that divide them"
+        )
+
+
+def _named_extents(extents: Mapping[str, int], axes: Sequence[str]) -> str:
+    return ", ".join(f"{axis} {extents[axis]}" for axis in axes)
+
+
+def is_like(spec: ArraySpec, reader: ArrayReader) -> bool:
+    """Whether ``reader`` has samples as ``spec`` says."""
+    fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
+    return (
+        fits and spec.axes.sample_shape(reader.shape) == spec.shape and reader.dtype == spec.dtype
+    )
+
+
 def check_like(spec: ArraySpec, reader: ArrayReader, path: Path) -> None:
     """Raises unless ``reader``, of the file at ``path``, has samples as ``spec`` says."""
-    fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
-    if not fits or spec.axes.sample_shape(reader.shape) != spec.shape or reader.dtype != spec.dtype:
+    if not is_like(spec, reader):
         raise FormatError(
             f"{path} has {reader.dtype} {reader.shape} as {spec.name!r}, but samples of "
             f"{spec.dtype} {spec.shape} were expected, as in the first file (dims "

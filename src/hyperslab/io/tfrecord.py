@@ -15,7 +15,7 @@ from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.example import Extent, Feature, NotAnExample, decode_list
 from hyperslab.io.files import DataFile
-from hyperslab.io.reader import ArrayReader, Format, Storage
+from hyperslab.io.reader import STACKED, ArrayReader, Format, Storage
 from hyperslab.io.records import RecordFile
 from hyperslab.io.streamed import StreamedArray
 from hyperslab.layout import Box, Span
@@ -23,9 +23,6 @@ from hyperslab.layout import Box, Span
 LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 DESCRIPTIONS = {"bytes": "several strings of bytes", "empty": "empty", "missing": "missing"}
 MISSING = Feature("missing", Extent(0, 0), None)
-CHANNELS_LAST = {1: "W", 2: "HW", 3: "HWC", 4: "DHWC"}
-"""What TensorFlow takes the dims of a record for, by their number."""
-
 Shapes = Mapping[str, Sequence[int]]
 DTypes = Mapping[str, DTypeLike]
 
@@ -85,8 +82,7 @@ class RecordArray(ArrayReader):
         self._record_shape, self._stored = shape, dtype
         self.shape = (len(file), *shape) if stacked else shape
         self.dtype = dtype.newbyteorder("=")
-        letters = CHANNELS_LAST.get(len(shape))
-        self.axes = f"N{letters}" if letters and stacked else letters
+        self.axes = STACKED if stacked else None
 
     def storage(self) -> Storage:
         size = self._file.file.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -129,9 +130,34 @@ class _Pool:
 _pool = _Pool(_num_cores())
 
 
+class ForkSafeLock:
+    """A lock that is free in a forked process, whoever held it in the parent.
+
+    The threads of the parent do not come along to let go of theirs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _fork_safe_locks.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
+
+
+_fork_safe_locks: weakref.WeakSet[ForkSafeLock] = weakref.WeakSet()
+
+
 def _after_fork() -> None:
     global _pool
     _pool = _Pool(_pool.size)
+    for lock in _fork_safe_locks:
+        lock.renew()
 
 
 if hasattr(os, "register_at_fork"):

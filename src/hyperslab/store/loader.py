@@ -270,7 +270,11 @@ class Loader:
         works = self._works_with(peers, store)
         self._finalizer = weakref.finalize(self, works.close)
         if store and self._preloads:
-            works.preload(show=self._placement.rank == 0)
+            try:
+                works.preload(show=self._placement.rank == 0)
+            except BaseException:
+                self._finalizer()
+                raise
         return works
 
     def _works_with(self, peers: Peers, store: MemoryStore | None) -> Works:

@@ -11,14 +11,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hyperslab.errors import FormatError
+from hyperslab.errors import CommError, FormatError
 from hyperslab.io import Dataset
 from hyperslab.io.buffers import BufferPool
 from hyperslab.io.schedule import Batch
 from hyperslab.store.augment import Augmentation, Symmetry
 from hyperslab.store.crew import Crew
 from hyperslab.store.memory import MemoryStore, Wish
-from hyperslab.store.peers import Peers
+from hyperslab.store.peers import Peers, settle_failure
 from hyperslab.store.placement import Placement
 from hyperslab.store.rows import Rows
 
@@ -83,21 +83,25 @@ class BatchMaker:
 
     def finish(self, reading: Reading) -> LocalBatch:
         """Collective over all ranks: they skip the same samples, or stop at the same one."""
-        for fill in reading.fills:
-            fill.result()
-        faults = {}
+        errors = [fill.exception() for fill in reading.fills]
+        faults, failure = {}, None
         if self._store:
             batch = reading.batch
             wishes_of = partial(self._wishes, batch)
             self._store.swap(batch.indices, reading.wishes, wishes_of)
             faults = self._store.faults(batch.indices)
-        indices = self._taken(reading.batch)
-        for index, take in zip(indices, reading.takes, strict=True):
-            try:
-                take.result()
-            except FormatError as error:
+            failure = self._store.failure(batch.indices)
+        for index, take in zip(self._taken(reading.batch), reading.takes, strict=True):
+            error = take.exception()
+            if isinstance(error, FormatError):
                 faults[index] = str(error)
-        return self._without(reading, self._peers.settle(faults))
+            elif isinstance(error, CommError):  # there is nobody to settle it with
+                raise error
+            elif error:
+                errors.append(error)
+                failure = failure or f"{type(error).__name__}: {error}"
+        cause = next(filter(None, errors), None)
+        return self._without(reading, settle_failure(self._peers, faults, failure, cause))
 
     def _without(self, reading: Reading, faults: dict[int, str]) -> LocalBatch:
         batch, spans = reading.batch, self._placement.spans(len(reading.batch.indices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,12 +18,15 @@ from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import Dataset
 from hyperslab.io.schedule import Schedule
 from hyperslab.layout import Box
+from hyperslab.store.flags import BAD, EMPTY, READY
 from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Peers, ranks_of_node
 from hyperslab.store.placement import Placement
 from hyperslab.store.rma import Window
 from hyperslab.store.segment import SlotFormat
-from hyperslab.store.shelves import BAD, EMPTY, READY, OwnShelf, map_shelves
+from hyperslab.store.shelves import OwnShelf, map_shelves, tell_refused
+
+_log = logging.getLogger("hyperslab")
 
 _POLL_SECONDS = 0.0002
 
@@ -47,10 +51,10 @@ Awaited = tuple[Wish, int, Box, NDArray[Any]]
 class MemoryStore:
     """Every sample is read once, by the rank that visits it first, and then taken from there.
 
-    A rank fills a slot when the schedule first asks for its sample, whoever takes it, and raises
-    the slot's flag; takers wait for the flag and copy. Slots are written once, so readers need no
-    lock. Ranks of one node map each other's slots; to others boxes travel as messages, which both
-    sides know from the schedule.
+    A rank fills a slot when the schedule first asks for its sample, whoever takes it, and sets the
+    slot's flag, even if it fails; takers wait for the flag and copy. Slots are written once. Ranks
+    of one node map each other's slots; to others boxes travel as messages, which both sides know
+    from the schedule.
 
     Making it is collective over all ranks, as is ``swap``.
     """
@@ -75,13 +79,17 @@ class MemoryStore:
         self._window: Window | None = None
         self._own = self._made_shelf(memory_budget, spill_dir)
         self.holdings = peers.tell_all(self._own.holding)
-        self._shelves = map_shelves(self.holdings, placement.rank, self._own.as_shelf())
-        self._seen_by = peers.tell_all(frozenset(self._shelves))
+        own = self._own.as_shelf()
+        self._shelves, sight = map_shelves(self.holdings, placement.rank, own)
+        self._sights = peers.tell_all(sight)
+        if placement.rank == 0 and (words := tell_refused(self._sights)):
+            _log.warning(words)
         memory = self._shelves[placement.rank].memory
         if uses_mpi and placement.grid.num_ranks > 1:
             self._window = Window(memory, placement.grid, placement.rank)
         self._begun: set[int] = set()
-        self._errors: dict[int, str] = {}
+        self._faults: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
         self._stopped = threading.Event()
 
     def _made_shelf(self, memory_budget: int | None, spill_dir: Path | None) -> OwnShelf:
@@ -116,21 +124,29 @@ class MemoryStore:
 
     def fill(self, index: int) -> None:
         """Reads this rank's boxes of a sample into their slot."""
-        shelf, number = self._shelves[self._placement.rank], self._slot(index, self._placement.rank)
+        rank = self._placement.rank
+        number, flag = self._slot(index, rank), BAD
         assert number is not None
-        flag = READY
-        self._own.reserve(number)
         try:
-            for name, array in self._arrays(index, self._placement.rank).items():
+            self._own.reserve(number)
+            for name, array in self._arrays(index, rank).items():
                 self._dataset.read(index, self._placement.box(name), out=array, array=name)
+            flag = READY
         except FormatError as error:
-            self._errors[index] = str(error)
-            flag = BAD
-        shelf.flags[number] = flag
+            self._faults[index] = str(error)
+        except BaseException as error:
+            self._failures[index] = f"{type(error).__name__}: {error}"
+            raise
+        finally:  # whatever went wrong, nobody waits for it
+            self._shelves[rank].flags.set(number, flag)
 
     def faults(self, indices: Sequence[int]) -> dict[int, str]:
-        """What was wrong with those of ``indices`` that this rank could not fill."""
-        return {index: self._errors[index] for index in indices if index in self._errors}
+        """What was wrong with the files of those of ``indices`` that this rank could not fill."""
+        return {index: self._faults[index] for index in indices if index in self._faults}
+
+    def failure(self, indices: Sequence[int]) -> str | None:
+        """Why this rank could not fill one of ``indices``, if not for its file."""
+        return next((self._failures[index] for index in indices if index in self._failures), None)
 
     def take(self, wish: Wish, out: NDArray[Any]) -> None:
         """Fills ``out`` with what this rank can see of a box; ``swap`` brings the rest."""
@@ -147,7 +163,7 @@ class MemoryStore:
         ``indices`` are those of the whole batch; ``wishes_of`` tells what a rank takes of a sample.
         Called when this rank has filled all that it keeps of the batch.
         """
-        if all(len(seen) == len(self._seen_by) for seen in self._seen_by):
+        if all(len(sight.seen) == len(self._sights) for sight in self._sights):
             return
         awaited = [
             (wish, holder, part, _part_of(out, wish.box, part))
@@ -192,15 +208,21 @@ class MemoryStore:
             for index in indices[span.start : span.stop]
             if self._owners.shares[index] == placement.share and self._slot(index, rank) is not None
             for taker in takers
-            if rank not in self._seen_by[taker]
+            if rank not in self._sights[taker].seen
         ]
         return [
-            (taker, np.ascontiguousarray(self._part(wish, rank, part)))
+            (taker, self._sent(wish, part))
             for taker, index in kept
             for wish in wishes_of(index, taker)
             for holder, part in self._holders(wish, taker)
             if holder == rank
         ]
+
+    def _sent(self, wish: Wish, part: Box) -> NDArray[Any]:
+        """``part`` as others get it; zeros where it failed, as its slot may have no pages."""
+        if wish.index in self._failures:
+            return np.zeros(part.shape, self._placement.arrays[wish.array].dtype)
+        return np.ascontiguousarray(self._part(wish, self._placement.rank, part))
 
     def _holders(self, wish: Wish, taker: int) -> list[tuple[int, Box]]:
         """Who keeps the parts of a box that ``taker`` wishes for; nobody those of an empty one."""
@@ -249,7 +271,7 @@ class MemoryStore:
         assert number is not None
         flags = self._shelves[holder].flags
         deadline = time.monotonic() + self._timeout_seconds
-        while (flag := int(flags[number])) == EMPTY:
+        while (flag := flags.get(number)) == EMPTY:
             if self._stopped.wait(_POLL_SECONDS):
                 raise CommError("the loader was closed")
             late = time.monotonic() > deadline

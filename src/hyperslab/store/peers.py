@@ -7,12 +7,14 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from hyperslab.errors import CommError
 from hyperslab.layout import Grid
 from hyperslab.store.segment import node_name
 
 T = TypeVar("T")
 Faults = Mapping[int, str]
-"""What was wrong with a sample, by its index."""
+"""What was wrong with a sample, by its index; under ``FAILURE``, why a rank cannot go on."""
+FAILURE = -1
 
 
 class Peers(Protocol):
@@ -36,6 +38,19 @@ class Peers(Protocol):
 
     def close(self) -> None:
         """Ends it, on this rank alone: no call is under way."""
+
+
+def settle_failure(
+    peers: Peers, faults: Faults, failure: str | None, cause: BaseException | None = None
+) -> dict[int, str]:
+    """The faults of all ranks; raises on all of them if one has a ``failure``.
+
+    ``cause`` is the error itself, on the rank that has it. Collective over all ranks.
+    """
+    settled = peers.settle({**faults, FAILURE: failure} if failure else faults)
+    if words := settled.pop(FAILURE, None):
+        raise cause or CommError(f"a batch could not be read: {words}")
+    return settled
 
 
 def ranks_of_node(peers: Peers) -> list[int]:

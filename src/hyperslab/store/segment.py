@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import socket
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,16 @@ def node_name() -> str:
     return f"{socket.gethostname()} {boot} {namespace}"
 
 
+def machine_name() -> str:
+    """The same on all processes of one machine, in whatever containers they run."""
+    if name := os.environ.get("HYPERSLAB_NODE"):
+        return name
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
 @dataclass(frozen=True)
 class Address:
     """Where another process of the node finds a segment."""
@@ -51,7 +62,7 @@ class Segment:
         self._fd = _unnamed_file(folder)
         try:
             if folder:
-                os.posix_fallocate(self._fd, 0, max(1, nbytes))
+                _allocate(self._fd, 0, max(1, nbytes))
             os.ftruncate(self._fd, max(1, nbytes))
             self._map = mmap.mmap(self._fd, max(1, nbytes))
         except OSError:
@@ -64,6 +75,10 @@ class Segment:
         path = f"/proc/{os.getpid()}/fd/{self._fd}"
         return Address(path, len(self.bytes), os.fstat(self._fd).st_ino)
 
+    def duplicate_fd(self) -> int:
+        """Another descriptor of the same file, for the caller to close."""
+        return os.dup(self._fd)
+
     def reserve(self, start: int, stop: int) -> None:
         """Gives a part its pages at once, which is faster than one at a time as they are met.
 
@@ -71,11 +86,11 @@ class Segment:
         """
         if start == stop:
             return
-        os.posix_fallocate(self._fd, start, stop - start)
+        _allocate(self._fd, start, stop - start)
         place = self.bytes[start:stop].ctypes.data
         first = place // mmap.PAGESIZE * mmap.PAGESIZE
-        # Older kernels refuse; pages are then mapped as they are met.
-        _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
+        if sys.platform == "linux":  # older kernels refuse; pages are mapped as they are met
+            _madvise(first, place + stop - start - first, _MADV_POPULATE_WRITE)
 
     def close(self) -> None:
         """Lets go of it; the memory is freed when no array views it any more."""
@@ -87,19 +102,35 @@ class Segment:
 
 def map_segment(address: Address) -> NDArray[np.uint8]:
     """The bytes of another process's segment, read-only; OSError if it is out of reach."""
-    fd = os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_segment(address)
     try:
-        status = os.fstat(fd)
-        if (status.st_ino, status.st_size) != (address.inode, address.nbytes):
-            raise OSError(f"{address.path} is not the segment that was announced")
-        return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
+        return view_segment(fd, address)
     finally:
         os.close(fd)
+
+
+def open_segment(address: Address) -> int:
+    """A descriptor of another process's segment, for reading."""
+    return os.open(address.path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def view_segment(fd: int, address: Address) -> NDArray[np.uint8]:
+    """The bytes behind a descriptor, read-only; OSError if they are not those announced."""
+    status = os.fstat(fd)
+    if (status.st_ino, status.st_size) != (address.inode, address.nbytes):
+        raise OSError(f"{address.path} is not the segment that was announced")
+    return np.frombuffer(mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ), np.uint8)
 
 
 _MADV_POPULATE_WRITE = 23
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _allocate(fd: int, start: int, nbytes: int) -> None:
+    """Reserves room for bytes of a file, where the system can: macOS cannot."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, nbytes)
 
 
 def _unnamed_file(folder: Path | None) -> int:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
 from hyperslab.store.budget import DISK_SHARE, MEMORY_SHARE, free_disk, free_memory
-from hyperslab.store.segment import Address, Segment, map_segment, node_name
-
-EMPTY, READY, BAD = 0, 1, 2
+from hyperslab.store.flags import Flags
+from hyperslab.store.segment import Address, Segment, machine_name, map_segment, node_name
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,9 @@ class Holding:
     Its first samples lie in memory, the next ones on its node's disk, the rest in the files only.
     """
 
+    machine: str
     node: str
+    """Ranks of one node can see each other's memory."""
     pid: int
     num_memory: int
     num_disk: int
@@ -45,7 +46,7 @@ class Shelf:
     """The slots of one rank, mapped into this process; ``flags`` tell which are filled."""
 
     slot_nbytes: int
-    flags: NDArray[np.uint8]
+    flags: Flags
     memory: NDArray[np.uint8]
     disk: NDArray[np.uint8]
 
@@ -83,6 +84,7 @@ class OwnShelf:
         self._disk = _spilled(num_disk * slot_nbytes, spill_dir)
         self._flags = Segment(num_memory + num_disk)
         self.holding = Holding(
+            machine=machine_name(),
             node=node_name(),
             pid=os.getpid(),
             num_memory=num_memory,
@@ -96,8 +98,8 @@ class OwnShelf:
         _own_shelves.add(self)
 
     def as_shelf(self) -> Shelf:
-        segments = (self._flags, self._memory, self._disk)
-        return Shelf(self.holding.slot_nbytes, *(segment.bytes for segment in segments))
+        flags = Flags.of(self._flags)
+        return Shelf(self.holding.slot_nbytes, flags, self._memory.bytes, self._disk.bytes)
 
     def reserve(self, number: int) -> None:
         """Makes sure that a slot can be written to."""
@@ -152,18 +154,50 @@ def _spilled(nbytes: int, spill_dir: Path | None) -> Segment:
         ) from error
 
 
-def map_shelves(holdings: Sequence[Holding], rank: int, own: Shelf) -> Mapping[int, Shelf]:
+@dataclass(frozen=True)
+class Sight:
+    """Which ranks' slots a rank can see, its own too, and why not those of others nearby."""
+
+    seen: frozenset[int]
+    refused: Mapping[int, str]
+
+
+def map_shelves(
+    holdings: Sequence[Holding], rank: int, own: Shelf
+) -> tuple[Mapping[int, Shelf], Sight]:
     """The shelves that this process can see: its own, and those of ranks on its node.
 
-    Another user's, or one in another container, is out of sight; its boxes come as messages.
+    The boxes of others come as messages, also those of a rank on the same machine that is another
+    user's, or in another container.
     """
-    shelves = {rank: own}
+    shelves, refused = {rank: own}, {}
     for other, theirs in enumerate(holdings):
-        if other == rank or theirs.node != holdings[rank].node:
+        if other == rank or theirs.machine != holdings[rank].machine:
+            continue
+        if theirs.node != holdings[rank].node:
+            refused[other] = "they run in different containers"
             continue
         try:
-            maps = [map_segment(place) for place in (theirs.flags, theirs.memory, theirs.disk)]
-        except OSError:
-            continue
-        shelves[other] = Shelf(theirs.slot_nbytes, *maps)
-    return shelves
+            shelves[other] = Shelf(
+                theirs.slot_nbytes,
+                Flags.map(theirs.flags),
+                map_segment(theirs.memory),
+                map_segment(theirs.disk),
+            )
+        except OSError as error:
+            refused[other] = str(error)
+    return shelves, Sight(frozenset(shelves), refused)
+
+
+def tell_refused(sights: Sequence[Sight]) -> str | None:
+    """A line for the user if ranks of one machine do not share memory."""
+    pairs = [(rank, other) for rank, sight in enumerate(sights) for other in sight.refused]
+    if not pairs:
+        return None
+    rank, other = pairs[0]
+    more = f", nor {len(pairs) - 1} others theirs" if len(pairs) > 1 else ""
+    return (
+        f"rank {rank} cannot map the memory of rank {other} on the same machine{more} "
+        f"({sights[rank].refused[other]}): samples come as messages instead, which takes longer; "
+        "run all ranks of a machine as one user, in one container"
+    )

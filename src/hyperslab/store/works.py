@@ -13,7 +13,7 @@ from hyperslab.io.schedule import Batch, Position, Schedule
 from hyperslab.store.crew import Crew
 from hyperslab.store.maker import BatchMaker, LocalBatch, Reading
 from hyperslab.store.memory import MemoryStore
-from hyperslab.store.peers import Peers
+from hyperslab.store.peers import Peers, settle_failure
 from hyperslab.store.pipeline import Pipeline
 
 MAX_READERS = 8
@@ -95,12 +95,15 @@ class Works:
                 )
 
     def preload(self, show: bool) -> None:
-        """Fills all slots of this rank's store."""
+        """Fills all slots of this rank's store. Collective over all ranks."""
         assert self._store is not None
         store, crew = self._store, self._crew
-        fills = [crew.submit(store.fill, index) for index in store.fill_all()]
-        for fill in _tracked(fills, "Loading samples into memory") if show else fills:
-            fill.result()
+        indices = store.fill_all()
+        fills = [crew.submit(store.fill, index) for index in indices]
+        shown = _tracked(fills, "Loading samples into memory") if show else fills
+        errors = [fill.exception() for fill in shown]
+        cause = next(filter(None, errors), None)
+        settle_failure(self._peers, {}, store.failure(indices), cause)
 
     def end_pipeline(self, timeout_seconds: float | None = None) -> bool:
         """Ends it where the other ranks do, so that none is left in the midst of a message.

@@ -42,7 +42,8 @@ class DataConfig:
     """The array or arrays that belong to it."""
 
     axes: str | Mapping[str, str] | None = None
-    """The dims of the sample in the file's order, such as ``DHWC`` or ``NCHW``."""
+    """The dims of the sample in the file's order, such as ``DHWC`` or ``NCHW``, or a table of those
+    of several arrays by name."""
 
     stats: str | None = None
     """The array with each sample's own statistics."""
@@ -54,7 +55,18 @@ class DataConfig:
     """Of the format, such as ``dtype`` and ``shape`` of raw files."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``."""
+    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``.
+    Each of ``files``, ``validation`` and ``test`` must find its partner there, by name."""
+
+    validation_beside: Mapping[str, str] = field(default_factory=dict)
+    """The same for the files of ``validation``, where their targets lie elsewhere."""
+
+    test_beside: Mapping[str, str] = field(default_factory=dict)
+    """The same for the files of ``test``."""
+
+    pair_by: str | None = None
+    """What the names of partners have in common, where it is neither the name without folder and
+    suffix nor what wildcards stand for: a regular expression with a group, or ``order``."""
 
     tile: Sequence[int] | int | None = None
     """Cuts every sample into tiles of these spatial extents, each a sample of its own."""
@@ -99,11 +111,26 @@ class DataConfig:
                 raise ConfigError(
                     f"data.{name} must be a fraction from 0 to below 1, or files, got {part}"
                 )
+        for name in ("validation", "test"):
+            self._check_beside(name)
         parts = [part for part in (self.validation, self.test) if isinstance(part, int | float)]
         if sum(parts) >= 1:
             raise ConfigError(
                 f"data.validation = {self.validation} and data.test = {self.test} leave no "
                 "samples to train on: together they must be below 1"
+            )
+
+    def _check_beside(self, part: str) -> None:
+        given = getattr(self, f"{part}_beside")
+        if given and isinstance(getattr(self, part), int | float):
+            raise ConfigError(
+                f"data.{part}_beside names targets of files for {part}, but data.{part} = "
+                f"{getattr(self, part)} takes them from data.files: name files, or leave it out"
+            )
+        if unknown := [name for name in given if name not in self.beside]:
+            raise ConfigError(
+                f"data.{part}_beside has {unknown[0]!r}, which data.beside has not: it has "
+                f"{', '.join(self.beside) or 'none'}"
             )
 
 

@@ -9,7 +9,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.train.config_keys import nearest_key, nearest_table, settings, tables
 from hyperslab.train.config_values import MisfitError, expected, fit, shown
 
-MERGED = ("options", "beside")
+MERGED = ("options", "beside", "validation_beside", "test_beside")
 """Settings that are tables of independent entries; others, such as ``normalize``, are one value."""
 
 Tables = dict[str, dict[str, Any]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io import Dataset, open as open_files
-from hyperslab.io.opening import find_files
+from hyperslab.io.opening import find_named_files, open_target
+from hyperslab.io.pairing import BY_ORDER, NamedFile, pair_files
 from hyperslab.io.schedule import permutation
 from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
@@ -30,11 +32,13 @@ def open_parts(config: Config) -> dict[str, Dataset]:
     data = config.data
     named = {name: getattr(data, name) for name in ("validation", "test")}
     shares = {name: part for name, part in named.items() if isinstance(part, int | float)}
-    others = {name: find_files(files) for name, files in named.items() if name not in shares}
-    whole = _opened(data, _files_to_train(config, others))
+    others = {name: find_named_files(part) for name, part in named.items() if name not in shares}
+    files = {"train": _files_to_train(config, others), **others}
+    partners = _partners(data, files)
+    whole = _opened(data, files["train"], partners["train"])
     parts = _split(whole, shares, config.train.seed)
-    for name, paths in others.items():
-        parts[name] = _opened(data, paths)
+    for name in others:
+        parts[name] = _opened(data, files[name], partners[name])
         _check_alike(name, parts[name], whole)
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
@@ -89,31 +93,92 @@ def make_loader(
     )
 
 
-def _files_to_train(config: Config, others: Mapping[str, list[Path]]) -> list[Path]:
+def _files_to_train(config: Config, others: Mapping[str, list[NamedFile]]) -> list[NamedFile]:
     try:
-        paths = find_files(config.data.files)
+        found = find_named_files(config.data.files)
     except FormatError as error:
         if hint := hint_for(config):
             raise FormatError(f"{error}; {hint}") from error
         raise
-    kept = {path.resolve(): name for name, files in others.items() for path in files}
+    kept = {file.path.resolve() for files in others.values() for file in files}
     if len(kept) < sum(map(len, others.values())):
         raise ConfigError("data.validation and data.test name the same file: give each its own")
-    left = [path for path in paths if path.resolve() not in kept]
+    left = [file for file in found if file.path.resolve() not in kept]
     if not left:
         raise ConfigError(
-            f"data.validation and data.test name all {len(paths)} files of data.files: there is "
+            f"data.validation and data.test name all {len(found)} files of data.files: there is "
             "nothing left to train on"
         )
     return left
 
 
-def _opened(data: DataConfig, paths: list[Path]) -> Dataset:
-    names = ("preset", "sample", "target", "axes", "stats", "format")
+Partners = dict[str, list[Path]]
+"""The files beside those of a part, in their order, by the name of the array."""
+
+
+def _partners(data: DataConfig, files: Mapping[str, list[NamedFile]]) -> dict[str, Partners]:
+    """The files of targets that belong to each part's files, by name.
+
+    Parts whose targets lie in one place share its files: none of them may be left over.
+    """
+    found: dict[str, Partners] = {part: {} for part in files}
+    for name in data.beside:
+        for pattern, parts in _places(data, name, files).items():
+            if data.pair_by == BY_ORDER and len(parts) > 1:
+                raise ConfigError(
+                    f"data.pair_by = {BY_ORDER!r} does not tell which of {pattern} belong to "
+                    f"{' and which to '.join(parts)}: give data.{parts[1]}_beside its own"
+                )
+            paths = iter(_paired(data, name, pattern, {part: files[part] for part in parts}))
+            for part in parts:
+                found[part][name] = list(islice(paths, len(files[part])))
+    return found
+
+
+def _paired(
+    data: DataConfig, name: str, pattern: str, files: Mapping[str, list[NamedFile]]
+) -> list[Path]:
+    """The partners of the files of several parts, one after the other."""
+    together = [file for of_part in files.values() for file in of_part]
+    others = find_named_files(pattern)
+    try:
+        return pair_files(together, others, name, data.pair_by, setting="data.pair_by")
+    except ConfigError as error:
+        *_, last = files
+        hint = f"; those of {last} alone are named by data.{last}_beside" if len(files) > 1 else ""
+        raise ConfigError(f"data.beside: {error}{hint}") from error
+
+
+def _places(data: DataConfig, name: str, parts: Iterable[str]) -> dict[str, list[str]]:
+    """The parts whose targets called ``name`` lie in the files of each pattern."""
+    own = {"validation": data.validation_beside, "test": data.test_beside}
+    found: dict[str, list[str]] = {}
+    for part in parts:
+        found.setdefault(own.get(part, {}).get(name, data.beside[name]), []).append(part)
+    return found
+
+
+def _opened(data: DataConfig, files: Sequence[NamedFile], partners: Partners) -> Dataset:
+    names = ("preset", "sample", "target", "stats", "format")
     given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
-    found = open_files(paths, **given, **data.options)
-    others = {name: open_files(pattern) for name, pattern in data.beside.items()}
-    return found.beside(**others) if others else found
+    axes, of_partners = _split_axes(data, partners)
+    found = open_files([file.path for file in files], axes=axes, **given, **data.options)
+    others = {
+        name: open_target(paths, found.spec, of_partners.get(name))
+        for name, paths in partners.items()
+    }
+    return found.beside(by=BY_ORDER, **others) if others else found
+
+
+def _split_axes(
+    data: DataConfig, partners: Partners
+) -> tuple[str | Mapping[str, str] | None, Mapping[str, str]]:
+    """The axes of arrays in the files themselves, and of those beside them."""
+    if not isinstance(data.axes, Mapping):
+        return data.axes, {}
+    here = {name: letters for name, letters in data.axes.items() if name not in partners}
+    beside = {name: letters for name, letters in data.axes.items() if name in partners}
+    return here or None, beside
 
 
 def _split(whole: Dataset, shares: Mapping[str, float], seed: int) -> dict[str, Dataset]:

@@ -47,32 +47,53 @@ def test_the_library_is_started_once(own, path):
     assert pid_of(own) == pid
 
 
-def test_a_crash_is_told_and_the_next_file_is_read(own, path):
+@pytest.mark.parametrize("killed_by", [signal.SIGKILL, signal.SIGSEGV], ids=lambda s: s.name)
+def test_a_process_that_was_killed_is_replaced_and_asked_again(own, path, killed_by):
     own.ask("names", path)
-    os.kill(pid_of(own), signal.SIGSEGV)
-    with pytest.raises(FormatError, match=r"a\.h5 is damaged: the HDF5 library crashed .*SIGSEGV"):
-        own.ask("names", path)
+    os.kill(pid_of(own), killed_by)
     assert own.ask("names", path)[0]["names"] == ["x"]
 
 
-def test_a_crash_of_the_library_in_the_midst_of_an_answer_is_told(own, path):
+def test_a_process_that_is_killed_in_the_midst_of_an_answer_is_asked_again(own, path):
     own.ask("names", path)
-    pid = pid_of(own)
-    os.kill(pid, signal.SIGSTOP)
-    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
-    killer.start()
-    with pytest.raises(FormatError, match="SIGKILL"):
+    first = pid_of(own)
+    os.kill(first, signal.SIGSTOP)  # so that it answers nothing
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(own.ask, "names", path)
+        os.kill(first, signal.SIGKILL)
+        assert asked.result()[0]["names"] == ["x"]
+    assert pid_of(own) != first
+
+
+@pytest.fixture
+def instead_of_names(path, monkeypatch):
+    """Lets the library's process run a piece of code where it is asked for names."""
+
+    def put(code):
+        program = f"import os, signal\nimport hyperslab.io.hdf5.contents as c\nc.names = {code}\n"
+        (path.parent / "sitecustomize.py").write_text(program)
+        monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
+        monkeypatch.setenv("PYTHONPATH", str(path.parent), prepend=os.pathsep)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "words"),
+    [
+        ("SIGSEGV", r"a\.h5 is damaged: the HDF5 library crashed on it \(SIGSEGV\)"),
+        ("SIGKILL", r"a\.h5 cannot be read: .* was killed twice \(SIGKILL\)"),
+    ],
+)
+def test_a_file_that_kills_every_process_is_told(own, path, instead_of_names, signal_name, words):
+    instead_of_names(f"lambda path: os.kill(os.getpid(), signal.{signal_name})")
+    with pytest.raises(FormatError, match=words):
         own.ask("names", path)
-    killer.join()
+    assert own.ask("describe", path, name="x")[0]["shape"] == [100]
 
 
-def test_the_library_may_not_compute_for_ever(own, path, monkeypatch):
-    program = (
-        "import hyperslab.io.hdf5.contents as c\nc.names = lambda path: [0 for _ in iter(int, 1)]\n"
-    )
-    (path.parent / "sitecustomize.py").write_text(program)
-    monkeypatch.setattr(sys, "path", [str(path.parent), *sys.path])
-    monkeypatch.setenv("PYTHONPATH", str(path.parent), prepend=os.pathsep)
+def test_the_library_may_not_compute_for_ever(own, path, instead_of_names):
+    instead_of_names("lambda path: [0 for _ in iter(int, 1)]")
     with pytest.raises(FormatError, match=r"a\.h5 is damaged: the HDF5 library did not come to"):
         own.ask("names", path, cpu_seconds=0.0)
 

@@ -384,7 +384,7 @@ def test_samples_in_files_and_along_the_first_dim(tmp_path):
     with h5py.File(tmp_path / "many.hdf5", "w") as file:
         file["data"] = array
     one = hs.open(f"{tmp_path}/*.h5", sample="full", target="unitPar", axes="DHW")
-    many = hs.open(tmp_path / "many.hdf5", axes="DHW")
+    many = hs.open(tmp_path / "many.hdf5", axes="NDHW")
     box = (slice(1, 3), slice(0, 5), slice(2, 3))
     for number in range(3):
         np.testing.assert_array_equal(one.read(number, box), array[(number, *box)])

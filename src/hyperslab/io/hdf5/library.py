@@ -32,8 +32,8 @@ main()
 class Library:
     """One process that runs the HDF5 library, started when it is first asked.
 
-    It ends with this process, and is started again after a file has killed it. Safe to use from
-    many threads, and after a fork.
+    It ends with this process, and is started again after it has died. Safe to use from many
+    threads, and after a fork.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,36 @@ class Library:
         """The answer to a request of ``child.py``; raises ``FormatError`` if there is none."""
         request = {"do": do, "path": str(path.absolute()), "folder": _folder(), **what}
         with self._lock:
-            if self._child is None:
-                self._child = _Child()
             try:
-                answer, blob = self._child.ask(request)
-            except BaseException as error:  # Ctrl-C too: nobody waits for the rest of the answer
-                status, self._child = self._child.end(), None
-                if isinstance(error, EOFError | BrokenPipeError):
-                    raise FormatError(f"{path} {_cause_of_death(status)}") from error
-                raise
+                answer, blob = self._ask_twice(request)
+            except _ChildDiedError as error:
+                raise FormatError(f"{path} {error}") from error
         if "error" in answer:
             raise FormatError(f"{path} {answer['error']}")
         return answer, blob
+
+    def _ask_twice(self, request: dict[str, Any]) -> tuple[dict[str, Any], Blob]:
+        """The answer, of a fresh process if the first one dies.
+
+        A process may die of something else than the file: the kernel kills when memory is short.
+        """
+        try:
+            return self._ask_child(request)
+        except _ChildDiedError as error:
+            if error.is_out_of_time:  # it would be again
+                raise
+            return self._ask_child(request)
+
+    def _ask_child(self, request: dict[str, Any]) -> tuple[dict[str, Any], Blob]:
+        if self._child is None:
+            self._child = _Child()
+        try:
+            return self._child.ask(request)
+        except BaseException as error:  # Ctrl-C too: nobody waits for the rest of the answer
+            status, self._child = self._child.end(), None
+            if isinstance(error, EOFError | BrokenPipeError):
+                raise _ChildDiedError(status) from error
+            raise
 
     def end(self) -> None:
         with self._lock:
@@ -77,11 +95,25 @@ def _folder() -> str:
         return "/"
 
 
-def _cause_of_death(status: int) -> str:
-    if status == -signal.SIGXCPU:
-        return "is damaged: the HDF5 library did not come to an end with it"
-    name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    return f"is damaged: the HDF5 library crashed on it ({name})"
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
+
+
+class _ChildDiedError(Exception):
+    """The process ended before its answer did; the words follow the name of the file."""
+
+    def __init__(self, status: int) -> None:
+        self.is_out_of_time = status == -signal.SIGXCPU
+        name = signal.Signals(-status).name if status < 0 else f"exit code {status}"
+        if self.is_out_of_time:
+            words = "is damaged: the HDF5 library did not come to an end with it"
+        elif status >= 0 or -status in _CRASHES:
+            words = f"is damaged: the HDF5 library crashed on it ({name})"
+        else:
+            words = (
+                f"cannot be read: the process of the HDF5 library was killed twice ({name}), as "
+                "the system does when memory is short"
+            )
+        super().__init__(words)
 
 
 class _Child:
