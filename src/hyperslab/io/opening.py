@@ -30,6 +30,7 @@ def open(
     stats: str | None = None,
     preset: str | None = None,
     format: str | None = None,
+    external: bool = True,
     **options: Any,
 ) -> Dataset:
     """The samples in the files that ``paths`` names: a file, a pattern such as ``cosmo/*.h5``, or
@@ -47,6 +48,8 @@ def open(
             there are four columns, mean and standard deviation.
         preset: A known schema (``hyperslab.io.PRESETS``) that gives what is not given here.
         format: The file format, where the suffix does not tell it.
+        external: Whether files may take data from others that they name: HDF5's external links,
+            external data and virtual datasets. False refuses them, for files of strangers.
         options: For the format, such as ``dtype``, ``shape`` and ``offset`` of raw files.
     """
     asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
@@ -56,6 +59,7 @@ def open(
     _check_kinds(known)
     files = [path.absolute() for path in find_files(paths)]  # wherever the process goes later
     cls = find_format(files[0], known["format"])
+    settings |= {"external": False} if cls.reads_other_files and not external else {}
     names = _names(cls, files[0], known, settings)
     letters = known["axes"]
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})

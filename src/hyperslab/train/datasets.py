@@ -111,8 +111,10 @@ def _files_to_train(config: Config, others: Mapping[str, list[Path]]) -> list[Pa
 def _opened(data: DataConfig, paths: list[Path]) -> Dataset:
     names = ("preset", "sample", "target", "axes", "stats", "format")
     given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
-    found = open_files(paths, **given, **data.options)
-    others = {name: open_files(pattern) for name, pattern in data.beside.items()}
+    found = open_files(paths, external=data.external, **given, **data.options)
+    others = {
+        name: open_files(pattern, external=data.external) for name, pattern in data.beside.items()
+    }
     return found.beside(**others) if others else found
 
 
