@@ -214,10 +214,10 @@ class Spoiled(TorchDispatchMode):
 
 
 @contextmanager
-def avoiding(*names):
+def avoiding(*names, device=CPU):
     """Within it, nothing else is avoided, whatever it does."""
     try:
-        torch_conv.avoid(names, CPU, "this machine", tell=True)
+        torch_conv.avoid(names, device, "this machine", tell=True)
         yield
     finally:
         torch_conv._wrong.clear()
@@ -235,7 +235,7 @@ def results(run, x, weight):
     x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     out = run(x, weight)
     out = hs.gather(out) if isinstance(out, hs.Slab) else out
-    out.backward(seeded(*out.shape, dtype=out.dtype))
+    out.backward(seeded(*out.shape, dtype=out.dtype).to(out.device))
     return [each.double() for each in (out.detach(), x.grad, weight.grad)]
 
 
@@ -436,15 +436,17 @@ def test_what_is_wrong_on_one_rank_is_used_by_none(monkeypatch):
 
 @pytest.mark.gpu
 def test_this_gpu_is_checked_in_two_seconds(tmp_path, run_python):
-    """In a process of its own, after CUDA and cuDNN have been loaded by a first convolution."""
+    """In a process of its own, which has loaded CUDA and cuDNN."""
     code = """
 import torch
 from hyperslab.kernels import conv_check
 device = torch.device("cuda", 0)
-torch.nn.functional.conv2d(*torch.ones(2, 1, 3, 3, 3, device=device))
+ones = torch.ones(1, 3, 3, 3, device=device)
+torch.nn.functional.conv2d(ones, ones)
 torch.cuda.synchronize()
-verdict = conv_check.measure(device)
-print(verdict)
+with torch.autocast("cuda", torch.float16):
+    verdict = conv_check.measure(device)
+print(conv_check.describe(device), verdict)
 assert not verdict.wrong, verdict.wrong
 assert len(verdict.errors) == 24
 assert verdict.seconds < 2
@@ -452,3 +454,17 @@ assert verdict.seconds < 2
     (tmp_path / "check.py").write_text(code)
     done = run_python("check.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("last", [False, True])
+def test_a_gpu_does_without_what_is_wrong(last):
+    mesh = hs.init(device="cuda")
+    x, weight = seeded(2, 4, 7, 6, 8, last=last).cuda(), seeded(3, 4, 3, 3, 3).cuda()
+    run = on_slabs(F.conv3d, mesh, padding=1)
+    names = [f"bf16 {layout} forward" for layout in LAYOUTS]
+    with avoiding(*names, device=mesh.device), Spoiled(torch.bfloat16) as calls:
+        ours = results(run, x, weight)
+    assert_right(ours, [each.cuda() for each in due(F.conv3d, x.cpu(), weight.cpu(), padding=1)])
+    assert {dtype for dtype, *_ in calls.seen} == {torch.float32}

@@ -118,6 +118,7 @@ def measure(device: torch.device, convolve: Convolve = convolve) -> Verdict:
                 for layout, memory_format in LAYOUTS.items():
                     found = _attempt(convolve, given, device, precision, memory_format)
                     for name, ours, due in zip(PASSES, found, exact, strict=False):
+                        assert ours.dtype == PRECISIONS[precision]
                         key = f"{precision} {layout} {name}"
                         errors[key] = max(errors.get(key, 0.0), _error(ours, due))
     return Verdict(errors, time.perf_counter() - start)
@@ -184,7 +185,7 @@ def cache_folder() -> Path:
 
 
 def _file_of(about: str) -> Path:
-    digest = hashlib.sha256(f"{VERSION} {about}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(about.encode()).hexdigest()[:16]
     return cache_folder() / f"convolutions-{digest}.json"
 
 
