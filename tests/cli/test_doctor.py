@@ -130,6 +130,11 @@ def test_convolutions_of_the_gpu_are_checked(one_gpu, monkeypatch):
     assert words in " ".join(result.stdout.split())
 
 
+def test_convolutions_that_cannot_be_computed_are_a_failed_check(one_gpu, monkeypatch):
+    monkeypatch.setattr(conv_check, "check", lambda device: Verdict({}, 0.0))
+    assert "GPU 0: conv3d: none could be computed" in run_doctor().stderr
+
+
 def test_a_wrong_convolution_of_the_gpu_is_a_failed_check(one_gpu, monkeypatch):
     found = Verdict({"bf16 contiguous forward": 0.3, "fp16 contiguous forward": 0.0}, 0.7)
     monkeypatch.setattr(conv_check, "check", lambda device: found)

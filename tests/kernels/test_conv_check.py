@@ -168,11 +168,13 @@ def test_without_a_place_to_keep_it_a_verdict_is_made_anew(measured, tmp_path):
     assert len(measured) == 2
 
 
-def test_full_memory_says_nothing_and_is_not_remembered(measured, monkeypatch, tmp_path):
-    def out_of_memory(device):
-        raise torch.OutOfMemoryError("full")
+def out_of_memory(device):
+    raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(conv_check, "measure", out_of_memory)
+
+@pytest.mark.parametrize("measure", [out_of_memory, lambda device: Verdict({}, 0.1)])
+def test_what_could_not_be_measured_is_not_remembered(measured, monkeypatch, tmp_path, measure):
+    monkeypatch.setattr(conv_check, "measure", measure)
     assert asked_anew().wrong == ()
     assert not (tmp_path / "cache").exists()
 

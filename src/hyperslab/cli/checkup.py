@@ -195,6 +195,8 @@ def check_convolutions(index: int) -> Check:
     from hyperslab.kernels.conv_check import check
 
     name, verdict = f"GPU {index}: conv3d", check(torch.device("cuda", index))
+    if not verdict.errors:
+        return Check(name, False, "none could be computed: its memory is full, or each raised")
     if verdict.wrong:
         words = ", ".join(verdict.wrong)
         return Check(

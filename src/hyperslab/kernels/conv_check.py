@@ -76,7 +76,8 @@ def check(device: torch.device) -> Verdict:
     except torch.OutOfMemoryError:
         _log.debug("the convolutions of %s are not checked: its memory is full", device)
         return Verdict({}, 0.0)
-    _remember(describe(device), verdict)
+    if verdict.errors:
+        _remember(describe(device), verdict)
     return verdict
 
 
