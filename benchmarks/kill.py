@@ -33,8 +33,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hyperslab.cli import local_ranks
-from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
+from hyperslab.train.checkpoint_folder import check_files, read_manifest
 from hyperslab.train.checkpoint_shelf import find_checkpoints
+from hyperslab.train.checkpoint_tensors import read_index, read_tensors
 from hyperslab.train.parts import empties
 from hyperslab.train.stopping import CAN_GO_ON
 
@@ -230,7 +231,8 @@ def unreadable(checkpoints):
     try:
         manifest = read_manifest(folder)
         check_files(folder, manifest.files)
-        read_tensors(empties(list(manifest.trees.values())), folder, None)
+        index = read_index(folder, manifest)
+        read_tensors(empties(list(manifest.trees.values())), index, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, the table shall tell
         yield f"{type(error).__name__}: {error}"
 

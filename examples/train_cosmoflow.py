@@ -11,15 +11,13 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import hyperslab as hs
 from hyperslab.models import CosmoFlow
+from hyperslab.train.checkpoints import Checkpoints
 
 NAMES = ("Omega_m", "sigma_8", "n_s", "H_0")
 
@@ -37,7 +35,11 @@ def main():
     net = CosmoFlow(size, base_channels=options.channels, dropout=options.dropout, batch_norm=True)
     model = hs.parallelize(net, mesh)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
-    first = load_last(options.checkpoints, mesh, model, optimizer, train)
+    state = {"model": model, "optimizer": optimizer, "loader": train}
+    checkpoints = Checkpoints(options.checkpoints, mesh)  # all ranks write their part, and read it
+    if checkpoints.latest() is not None:
+        checkpoints.load(state)
+    first = train.epoch
     autocast = torch.autocast(mesh.device.type, torch.bfloat16, enabled=options.bf16)
 
     with progress_bar(mesh) as bar:
@@ -52,7 +54,8 @@ def main():
                 loss.backward()
                 optimizer.step()
                 bar.update(task, advance=1, description=f"epoch {epoch + 1}, loss {loss:.4f}")
-            save(options.checkpoints / f"epoch_{epoch + 1:04d}", model, optimizer, train)
+            checkpoints.save(epoch + 1, state)  # while the next epoch is trained
+    checkpoints.close()
 
     scores = evaluate(model, test, autocast)
     if mesh.rank == 0:
@@ -80,33 +83,6 @@ def evaluate(model, loader, autocast):
         pairs = [(hs.gather(model(x)), hs.gather(y)) for x, y in loader]
     predicted, true = (torch.cat(rows).double() for rows in zip(*pairs, strict=True))
     return 1 - (predicted - true).square().sum(0) / (true - true.mean(0)).square().sum(0)
-
-
-def state_of(model, optimizer, loader):
-    weights, moments = get_state_dict(model, optimizer)
-    return {"model": weights, "optimizer": moments, "loader": loader.state_dict()}
-
-
-def save(folder, model, optimizer, loader):
-    """All ranks write their part; the file .metadata comes last, so it tells what is whole."""
-    state = state_of(model, optimizer, loader)
-    dcp.save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
-
-
-def load_last(folder, mesh, model, optimizer, loader):
-    """The epochs that the last whole checkpoint has seen; 0 if there is none."""
-    found = [max(folder.glob("epoch_*/.metadata"), default=None) if mesh.rank == 0 else None]
-    if dist.is_initialized():  # rank 0 tells the others: on a shared disk they may see less
-        dist.broadcast_object_list(found, device=mesh.device)
-    (whole,) = found
-    if whole is None:
-        return 0
-    state = state_of(model, optimizer, loader)
-    dcp.load(state, checkpoint_id=whole.parent, no_dist=not dist.is_initialized())  # in place
-    weights, moments = state["model"], state["optimizer"]
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    loader.load_state_dict(state["loader"])
-    return loader.epoch
 
 
 def progress_bar(mesh):

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from hyperslab.cli import checkup
 from hyperslab.cli.main import main
 from hyperslab.cli.selftest import Check
+from hyperslab.kernels import conv_check
+from hyperslab.kernels.conv_check import Verdict
 
 PASSED = Check("cpu: conv3d", True, "2 ranks agree")
 FAILED = Check("cpu: conv3d", False, "no answer within 60 s")
@@ -110,6 +112,35 @@ def test_a_gpu_that_torch_cannot_use_is_a_failure(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     monkeypatch.setattr(checkup, "_has_nvidia_device", lambda: True)
     assert checkup.check_gpus() == [Check("GPU", False, "the driver is too old (found 11.4)")]
+
+
+@pytest.fixture
+def one_gpu(selftest, monkeypatch):
+    """The machine has a GPU."""
+    monkeypatch.setattr(checkup, "check_gpus", lambda: [Check("GPU 0", True, "eight ones")])
+    monkeypatch.setattr(checkup, "find_gpus", lambda: [{"name": "H", "memory_nbytes": 2**30}])
+
+
+def test_convolutions_of_the_gpu_are_checked(one_gpu, monkeypatch):
+    found = Verdict({"bf16 contiguous forward": 0.001, "fp16 contiguous forward": 0.0}, 0.7)
+    monkeypatch.setattr(conv_check, "check", lambda device: found)
+    result = run_doctor()
+    assert result.exit_code == 0
+    words = "2 ways to compute in bf16, fp16, TF32 and float32 agree (0.7 s)"
+    assert words in " ".join(result.stdout.split())
+
+
+def test_convolutions_that_cannot_be_computed_are_a_failed_check(one_gpu, monkeypatch):
+    monkeypatch.setattr(conv_check, "check", lambda device: Verdict({}, 0.0))
+    assert "GPU 0: conv3d: none could be computed" in run_doctor().stderr
+
+
+def test_a_wrong_convolution_of_the_gpu_is_a_failed_check(one_gpu, monkeypatch):
+    found = Verdict({"bf16 contiguous forward": 0.3, "fp16 contiguous forward": 0.0}, 0.7)
+    monkeypatch.setattr(conv_check, "check", lambda device: found)
+    result = run_doctor()
+    assert result.exit_code == 1
+    assert "GPU 0: conv3d: bf16 contiguous forward: wrong in this cuDNN" in result.stderr
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "data.md": ["slice.png"],
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
+    "security.md": [],
     "speed.md": [],
     "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
 }
@@ -64,6 +65,7 @@ def run_console(run_python, text, folder):
     "page",
     [
         "data.md",
+        "security.md",
         "speed.md",
         pytest.param("quickstart.md", marks=pytest.mark.slow),
         pytest.param("your-own.md", marks=pytest.mark.slow),

@@ -29,9 +29,9 @@ def test_the_loop_goes_on_after_a_stop_on_two_ranks_as_it_would_have_on_one(scor
     produce(Universes(size=16, count=20), tmp_path / "universes")
     alone = scores(depth=1)
     assert len(alone) == 4
-    shutil.rmtree(tmp_path / "checkpoints" / "epoch_0002")
+    shutil.rmtree(tmp_path / "checkpoints" / "step_00000002")
     assert scores(depth=2) == pytest.approx(alone, rel=0.02, abs=0.02)
-    assert (tmp_path / "checkpoints" / "epoch_0002" / ".metadata").exists()
+    assert (tmp_path / "checkpoints" / "step_00000002" / "manifest.json").exists()
 
 
 def test_one_epoch_is_a_run_too(scores, tmp_path):

@@ -384,6 +384,26 @@ def test_codecs_that_nobody_knows_or_that_run_code_are_refused(tmp_path, array):
         Zarr.open(path, ["data"])
 
 
+PICKLE = {"id": "pickle"}
+
+
+@pytest.mark.parametrize(
+    ("version", "changes"),
+    [
+        (2, {"compressor": {"id": "zfpy"}, "filters": [PICKLE]}),
+        (2, {"compressor": {"id": "zfpy", "inner": [PICKLE]}}),
+        (3, {"codecs": [{"name": "zfpy"}, {"name": "numcodecs.pickle"}]}),
+        (3, {"codecs": [{"name": "zfpy", "configuration": {"codecs": ["numcodecs/pickle"]}}]}),
+    ],
+)
+def test_zarr_python_is_given_nothing_that_runs_code(tmp_path, array, version, changes):
+    """A codec that is not read here takes an array there, with all its other codecs."""
+    path = save(tmp_path / "a.zarr", array, version=version)
+    edit(path, **changes)
+    with pytest.raises(FormatError, match="'pickle' runs code"):
+        Zarr.open(path, ["data"])
+
+
 WRONG_V2 = {
     "shape": [None, [-1, 2, 3], [7, 6, True], "7", [2**70, 1, 1], [2**40] * 3],
     "chunks": [None, [0, 1, 1], [3, 3], [1.5, 1, 1], [2**62, 2**62, 1]],

@@ -87,8 +87,9 @@ def finish_report(report: Report) -> None:
 def _examine_gpus(report: Report, machine: Machine) -> None:
     checks = check_gpus()
     report.checks += checks
-    if all(check.ok for check in checks):
+    if checks and all(check.ok for check in checks):
         machine["gpus"] = find_gpus()
+        report.checks += [check_convolutions(index) for index in range(len(machine["gpus"]))]
     if not checks:
         report.notes.append(_why_no_gpu())
 
@@ -185,6 +186,31 @@ def _check_gpu(index: int) -> Check:
     except RuntimeError as error:  # what torch raises for CUDA's errors
         return Check(f"GPU {index}", False, str(error).strip().partition("\n")[0])
     return Check(f"GPU {index}", total == 8, f"eight ones sum to {total:g}")
+
+
+def check_convolutions(index: int) -> Check:
+    """Whether the GPU's own 3-d convolutions are right; the verdict is kept for later runs."""
+    import torch
+
+    from hyperslab.kernels.conv_check import check
+
+    name, verdict = f"GPU {index}: conv3d", check(torch.device("cuda", index))
+    if not verdict.errors:
+        return Check(name, False, "none could be computed: its memory is full, or each raised")
+    if verdict.wrong:
+        words = ", ".join(verdict.wrong)
+        return Check(
+            name,
+            False,
+            f"{words}: wrong in this cuDNN; hyperslab computes these in float32 or without cuDNN, "
+            "other programs do not: install another torch or cuDNN",
+        )
+    return Check(
+        name,
+        True,
+        f"{len(verdict.errors)} ways to compute in bf16, fp16, TF32 and float32 agree "
+        f"({verdict.seconds:.1f} s)",
+    )
 
 
 def _why_no_gpu() -> str:

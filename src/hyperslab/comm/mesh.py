@@ -8,7 +8,7 @@ import itertools
 import math
 import sys
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -24,6 +24,8 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.last_words import leave_words
 from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.errors import CommError, ConfigError
+from hyperslab.kernels.conv_check import describe, find_wrong
+from hyperslab.kernels.torch_conv import avoid
 from hyperslab.layout import AXES, Grid
 
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
@@ -143,14 +145,16 @@ def init(
         )
     timeout = timedelta(seconds=timeout_seconds)
     place = _device(device, launch)
+    wrong = find_wrong(place)
     if num_ranks == 1:
+        _avoid(wrong, place, tell=True)
         return Mesh(grid, 0, place, None, timeout)
     backend = _backend(place, launch)
     if not dist.is_initialized():
         join_ranks(launch, backend, timeout)
         atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
-    _meet(mesh)
+    _meet(mesh, wrong)
     return mesh
 
 
@@ -219,14 +223,15 @@ def _leave(backend: str) -> None:
         gc.collect()  # joins gloo's threads while there is still an interpreter for them
 
 
-def _meet(mesh: Mesh) -> None:
+def _meet(mesh: Mesh, wrong: Sequence[str]) -> None:
     """Makes the group of all ranks and checks that they ask for the same mesh.
 
     NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
+    Kernels that are ``wrong`` on one rank are used by none: all shall compute alike.
     """
-    sizes: list[tuple[int, ...]] = [()] * mesh.num_ranks
+    told: list[tuple[tuple[int, ...], Sequence[str]]] = [((), ())] * mesh.num_ranks
     try:
-        dist.all_gather_object(sizes, mesh.grid.sizes, group=mesh.group)
+        dist.all_gather_object(told, (mesh.grid.sizes, wrong), group=mesh.group)
         if mesh.backend != "gloo":
             dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
     except RuntimeError as error:
@@ -234,9 +239,16 @@ def _meet(mesh: Mesh) -> None:
             f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
             f"another rank died or raised an error ({first_line(error)})"
         ) from error
+    sizes = [theirs for theirs, _ in told]
+    _avoid([name for _, names in told for name in names], mesh.device, tell=mesh.rank == 0)
     for rank, theirs in enumerate(sizes):
         if theirs != sizes[0]:
             raise CommError(
                 f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
                 f"{rank} for {Grid(theirs).describe()}"
             )
+
+
+def _avoid(wrong: Sequence[str], device: torch.device, *, tell: bool) -> None:
+    if wrong:
+        avoid(wrong, device, describe(device), tell=tell)

@@ -31,6 +31,7 @@ def open(
     stats: str | None = None,
     preset: str | None = None,
     format: str | None = None,
+    external: bool = True,
     **options: Any,
 ) -> Dataset:
     """The samples in the files that ``paths`` names: a file, a pattern such as ``cosmo/*.h5``, or
@@ -48,6 +49,8 @@ def open(
             there are four columns, mean and standard deviation.
         preset: A known schema (``hyperslab.io.PRESETS``) that gives what is not given here.
         format: The file format, where the suffix does not tell it.
+        external: Whether files may take data from others that they name: HDF5's external links,
+            external data and virtual datasets. False refuses them, for files of strangers.
         options: For the format, such as ``dtype``, ``shape`` and ``offset`` of raw files.
     """
     asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
@@ -58,6 +61,7 @@ def open(
     files = _absolute(find_named_files(paths))
     paths_found = [file.path for file in files]
     cls = find_format(paths_found[0], known["format"])
+    settings |= _settings(cls, external=external)
     names = _names(cls, paths_found[0], known, settings)
     letters = known["axes"]
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})
@@ -71,7 +75,9 @@ def open(
     return Dataset(files, counts, specs, open_file, {**known, **settings}, known["stats"])
 
 
-def open_target(paths: Paths, sample: ArraySpec, axes: str | None = None) -> Dataset:
+def open_target(
+    paths: Paths, sample: ArraySpec, axes: str | None = None, *, external: bool = True
+) -> Dataset:
     """Files of one array each, to be put beside those of ``sample``.
 
     Its dims are what ``axes`` or the format say, or the sample's where the extents are the same.
@@ -79,13 +85,19 @@ def open_target(paths: Paths, sample: ArraySpec, axes: str | None = None) -> Dat
     files = _absolute(find_named_files(paths))
     path = files[0].path
     cls = find_format(path)
-    (name,) = _names(cls, path, dict.fromkeys(("sample", "target", "stats")), {})
-    open_file = Opener(cls, (name,), {})
+    settings = _settings(cls, external=external)
+    (name,) = _names(cls, path, dict.fromkeys(("sample", "target", "stats")), settings)
+    open_file = Opener(cls, (name,), settings)
     (reader,) = first = open_file(path)
     known = None if reader.axes == STACKED else reader.axes
     spec = _target_spec(path, name, reader, axes or known, sample)
     counts = _counts([file.path for file in files], spec, first, open_file)
     return Dataset(files, counts, [spec], open_file, {"sample": name, "axes": axes})
+
+
+def _settings(cls: type[Format], *, external: bool) -> dict[str, Any]:
+    """What a format is told that can take data from other files, if it may not."""
+    return {"external": False} if cls.reads_other_files and not external else {}
 
 
 def find_files(paths: Paths) -> list[Path]:

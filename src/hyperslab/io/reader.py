@@ -84,6 +84,10 @@ class Format(ABC):
     suffixes: ClassVar[tuple[str, ...]] = ()
     """How names of its files end, such as ``(".h5", ".hdf5")``."""
 
+    reads_other_files: ClassVar[bool] = False
+    """Whether a file may take data from others that it names; the option ``external`` is then
+    False if it shall not."""
+
     @classmethod
     @abstractmethod
     def names(cls, path: Path, **options: Any) -> Sequence[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.kernels import few_channels, fused, tiles
+from hyperslab.kernels import few_channels, fused, tiles, torch_conv
 from hyperslab.kernels.packed import Packed, pack
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
@@ -61,7 +61,11 @@ class Convolution(NamedTuple):
         has_kernels = self._has_kernels(x, weight, dtype)
         return has_kernels and few_channels.is_weight_grad_faster(weight, dtype)
 
-    def will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    def is_replaced(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a call in ``dtype`` is not torch's own, or not in the backward pass."""
+        return torch_conv.is_avoided(x, weight, dtype) or self._will_fuse(x, weight, dtype)
+
+    def _will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether a fused kernel will compute the gradient of ``weight`` in ``dtype``."""
         is_wanted = weight.requires_grad and torch.is_grad_enabled()
         return is_wanted and self._is_weight_grad_fused(x, weight, dtype)
@@ -78,7 +82,7 @@ class Convolution(NamedTuple):
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.is_fused(x, weight, weight.dtype):
             return conv_few_channels(x, weight, bias, self.padding)
-        if self.fits(x, weight) and not self.will_fuse(x, weight, weight.dtype):
+        if self.fits(x, weight) and not self.is_replaced(x, weight, weight.dtype):
             return torch.convolution(x, weight, bias, *self)
         return _by_parts(x, weight, bias, self)
 
@@ -118,14 +122,12 @@ class Convolution(NamedTuple):
     def run_backward_at_once(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
         """The gradients by one call, whatever the size; they can be differentiated."""
         num_filters = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
-        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
-            grad, x, weight, [num_filters], *self, wants
-        )
+        return torch_conv.convolution_backward(grad, x, weight, [num_filters], *self, wants)
 
     def run_unwatched(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output by cuDNN; autograd must not watch."""
         if self.fits(x, weight):
-            return torch.convolution(x, weight, bias, *self)
+            return torch_conv.convolution(x, weight, bias, *self)
         conv, sizes = self._conv(weight), self.output_shape(x, weight)[2:]
         run = conv.input_grad if self.transposed else conv.output
         return run(x, weight, bias, sizes)
@@ -271,8 +273,9 @@ class Settings(NamedTuple):
             return numel <= tiles.MAX_NUMEL or x.is_complex()
         return _is_small(x, weight, padding) or self.padded(padding).fits(x, weight)
 
-    def will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-        return self.padded(self.stride).will_fuse(x, weight, dtype)  # with whatever padding
+    def is_replaced(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether a call in ``dtype`` is not torch's own, or not in the backward pass."""
+        return self.padded(self.stride).is_replaced(x, weight, dtype)  # with whatever padding
 
     def output_shape(self, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:
         return self.padded(padding).output_shape(x, weight)

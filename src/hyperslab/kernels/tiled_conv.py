@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.kernels import tiles
+from hyperslab.kernels import tiles, torch_conv
 from hyperslab.kernels.tiles import (
     Axis,
     Each,
@@ -139,7 +139,7 @@ class Conv(NamedTuple):
         stride, dilation = [w.stride for w in self.windows], [w.dilation for w in self.windows]
         ends = transposed_ends or [0] * len(padding)
         transposed = transposed_ends is not None
-        return torch.convolution(
+        return torch_conv.convolution(
             x, weight, bias, stride, padding, dilation, transposed, ends, self.groups
         )
 
@@ -147,10 +147,12 @@ class Conv(NamedTuple):
         self, x: Tensor, y: Tensor, weight: Tensor, padding: Sequence[int]
     ) -> Tensor:
         stride, dilation = [w.stride for w in self.windows], [w.dilation for w in self.windows]
-        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
+        _, grad, _ = torch_conv.convolution_backward(
             y, x, weight, None, stride, padding, dilation, False, [0] * len(padding), self.groups,
             (False, True, False),
-        )[1]  # fmt: skip
+        )  # fmt: skip
+        assert grad is not None
+        return grad
 
 
 def _pick(x: Tensor, num_filters: int, spatial: Sequence[Axis]) -> tuple[Tile, ...]:

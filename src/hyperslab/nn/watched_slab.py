@@ -21,6 +21,7 @@ from torch.utils._pytree import (
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import few_channels, fused, tiles
+from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
 from hyperslab.nn.random_words import num_drawn
@@ -184,11 +185,13 @@ class Watch:
     def _look_at_kernels(
         self, function: Callable[..., Any], x: Slab, args: tuple[Any, ...]
     ) -> None:
+        is_conv = getattr(function, "__name__", "").startswith("conv")
+        if is_conv and avoids_any():
+            self.need("a convolution of the GPU's own is wrong")
         if x.numel() < fused.MIN_NUMEL or not fused.is_measured(x.mesh.device):
             return
         self._num_pooled += x.numel() if function in POOLS else 0
         weight = args[1] if len(args) > 1 else None
-        is_conv = getattr(function, "__name__", "").startswith("conv")
         if is_conv and isinstance(weight, Tensor) and _has_kernel(weight):
             self.need("a convolution has a kernel of ours")
 

@@ -6,13 +6,17 @@ of every other file. Those are torch's: ``.metadata`` tells where in them each t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import pickle
+import re
+import stat
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,18 +25,17 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hyperslab.errors import FormatError
 from hyperslab.io.partial import explained_writing, partial_file
-from hyperslab.train.state_tree import Tree
+from hyperslab.train.state_tree import TENSOR, Tree, leaves
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
@@ -66,26 +69,11 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGro
 
     Collective over ``group``.
     """
-    with _told_by_torch("written", folder):
+    with _told_by_torch(folder):
         save(
             dict(tensors),
             storage_writer=PlainWriter(folder, sync_files=True),
             planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-            process_group=group,
-            no_dist=group is None,
-        )
-
-
-def read_tensors(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup | None) -> None:
-    """Fills ``tensors``, which may be cut in another way than those in ``folder``.
-
-    Collective over ``group``.
-    """
-    with _told_by_torch("read", folder):
-        load(
-            dict(tensors),
-            storage_reader=PlainReader(folder),
-            planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             process_group=group,
             no_dist=group is None,
         )
@@ -102,7 +90,8 @@ def read_manifest(folder: Path) -> Manifest:
     """What the checkpoint holds, as it was written."""
     path = folder / MANIFEST
     try:
-        body = json.loads(path.read_bytes())
+        with open_in(folder, MANIFEST) as file:
+            body = json.loads(file.read())
         is_ours, crc = body["format"] == FORMAT, body.pop("crc32")
     except FileNotFoundError:
         raise FormatError(f"{folder} is no checkpoint: it has no {MANIFEST}; {ADVICE}") from None
@@ -111,8 +100,38 @@ def read_manifest(folder: Path) -> Manifest:
     if not is_ours or crc != _crc_of(body):
         why = "is damaged" if is_ours else f"is not of the kind {FORMAT!r}"
         raise FormatError(f"{path} {why}: {ADVICE}")
+    try:
+        return _checked_manifest(body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path} is not to be used ({error}): {ADVICE}") from error
+
+
+def _checked_manifest(body: Mapping[str, Any]) -> Manifest:
+    """Raises for names that lead out of the folder, and for tensors that would not be read."""
     files = {name: FileSum(**each) for name, each in body["files"].items()}
-    return Manifest(body["step"], body["is_best"], body["trees"], files)
+    for name in files:
+        if not re.fullmatch(r"\.?\w[\w.-]*", name):
+            raise ValueError(f"it lists {name!r}, which is not the name of a file beside it")
+    paths = [leaf[TENSOR] for leaf in leaves(body["trees"])]
+    if twice := [path for path, num in Counter(paths).items() if num > 1]:
+        raise ValueError(f"{twice[0]} stands for more than one tensor")
+    return Manifest(int(body["step"]), bool(body["is_best"]), dict(body["trees"]), files)
+
+
+def open_in(folder: Path, name: str) -> BufferedReader:
+    """File ``name`` of ``folder`` itself; a link, which may lead anywhere, is refused."""
+    path = folder / name
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # no waiting for a pipe
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise FormatError(f"{path} is a link: put the file itself there, or {ADVICE}") from error
+    file = os.fdopen(fd, "rb")
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return file
+    file.close()
+    raise FormatError(f"{path} is not a plain file: {ADVICE}")
 
 
 def sum_files(paths: Iterable[Path]) -> dict[str, FileSum]:
@@ -120,13 +139,19 @@ def sum_files(paths: Iterable[Path]) -> dict[str, FileSum]:
     return {path.name: _sum_file(path) for path in paths}
 
 
+def _sum_file(path: Path) -> FileSum:
+    with open_in(path.parent, path.name) as file:
+        return _sum(file)
+
+
 def check_files(folder: Path, expected: Mapping[str, FileSum]) -> None:
     """Raises unless the files in ``folder`` are as they were written."""
     for name, was in expected.items():
         path = folder / name
         try:
-            size = path.stat().st_size
-            found = _sum_file(path) if size == was.nbytes else FileSum(size, 0)
+            with open_in(folder, name) as file:
+                size = os.fstat(file.fileno()).st_size
+                found = _sum(file) if size == was.nbytes else FileSum(size, 0)
         except OSError as error:
             raise FormatError(f"{path} cannot be read ({error.strerror}): {ADVICE}") from error
         if found != was:
@@ -164,51 +189,10 @@ class PlainWriter(FileSystemWriter):
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
-class PlainReader(FileSystemReader):
-    """Reads what torch wrote without running what a pickle might hold."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / METADATA).open("rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise pickle.UnpicklingError(f"it holds a {type(metadata).__name__}")
-        return metadata
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Knows the classes that describe tensors in files, and no others."""
-
-    _MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-    _NAMES = frozenset(
-        {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("pathlib", "Path"),
-            ("pathlib._local", "PosixPath"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or (module, name) in self._NAMES or self._describes(module, name):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-
-    def _describes(self, module: str, name: str) -> bool:
-        """Whether it is a class of torch's descriptions, rather than something they import."""
-        if module not in self._MODULES or "." in name:
-            return False
-        found = super().find_class(module, name)
-        return isinstance(found, type) and found.__module__ == module
-
-
-def _sum_file(path: Path) -> FileSum:
+def _sum(file: BufferedReader) -> FileSum:
     buffer, nbytes, crc = memoryview(bytearray(BLOCK_NBYTES)), 0, 0
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            nbytes, crc = nbytes + count, crc32(buffer[:count], crc)
+    while count := file.readinto(buffer):
+        nbytes, crc = nbytes + count, crc32(buffer[:count], crc)
     return FileSum(nbytes, crc)
 
 
@@ -217,7 +201,7 @@ def _crc_of(body: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def _told_by_torch(doing: str, folder: Path) -> Iterator[None]:
+def _told_by_torch(folder: Path) -> Iterator[None]:
     """Within it, torch's error about many ranks is the first of theirs, in one line."""
     warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or unin")
     try:
@@ -228,5 +212,5 @@ def _told_by_torch(doing: str, folder: Path) -> Iterator[None]:
             raise cause from error
         words = str(cause).partition("\n")[0]
         raise FormatError(
-            f"{folder} could not be {doing}: {type(cause).__name__} on rank {rank}: {words}"
+            f"{folder} could not be written: {type(cause).__name__} on rank {rank}: {words}"
         ) from error

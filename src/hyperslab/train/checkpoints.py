@@ -27,10 +27,10 @@ from hyperslab.train.checkpoint_folder import (
     Manifest,
     check_files,
     read_manifest,
-    read_tensors,
     sum_files,
     write_tensors,
 )
+from hyperslab.train.checkpoint_tensors import read_index, read_tensors
 from hyperslab.train.parts import Parts, destinations, load_state, state_of
 from hyperslab.train.state_tree import Tree, put_together, take_apart
 
@@ -141,11 +141,11 @@ class Checkpoints:
         manifest = do_together(lambda: self._checked(folder), self._channel)
         wanted = {name: part for name, part in parts.items() if name != VALUES} | {VALUES: None}
         trees = do_together(lambda: _trees(manifest, wanted, folder), self._channel)
+        index = do_together(lambda: read_index(folder, manifest), self._channel)
         tensors: dict[str, Tensor] = {}
         for name, tree in trees.items():
             tensors |= do_together(partial(destinations, wanted[name], tree, parts), self._channel)
-        with contact("reading a checkpoint", self._mesh):
-            read_tensors(tensors, folder, self._channel.group)
+        do_together(lambda: read_tensors(tensors, index, folder), self._channel)
         states = {name: put_together(tree, tensors) for name, tree in trees.items()}
         values = states.pop(VALUES, {})
         self._best = manifest.step if manifest.is_best else None

@@ -54,6 +54,9 @@ class DataConfig:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the format, such as ``dtype`` and ``shape`` of raw files."""
 
+    external: bool = True
+    """Whether files may take data from others that they name, as HDF5's links do."""
+
     beside: Mapping[str, str] = field(default_factory=dict)
     """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``.
     Each of ``files``, ``validation`` and ``test`` must find its partner there, by name."""

@@ -162,9 +162,10 @@ def _opened(data: DataConfig, files: Sequence[NamedFile], partners: Partners) ->
     names = ("preset", "sample", "target", "stats", "format")
     given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
     axes, of_partners = _split_axes(data, partners)
-    found = open_files([file.path for file in files], axes=axes, **given, **data.options)
+    paths = [file.path for file in files]
+    found = open_files(paths, axes=axes, external=data.external, **given, **data.options)
     others = {
-        name: open_target(paths, found.spec, of_partners.get(name))
+        name: open_target(paths, found.spec, of_partners.get(name), external=data.external)
         for name, paths in partners.items()
     }
     return found.beside(by=BY_ORDER, **others) if others else found

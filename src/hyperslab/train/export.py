@@ -17,8 +17,9 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.whole import gather_whole
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import partial_file
-from hyperslab.train.checkpoint_folder import check_files, read_manifest, read_tensors
+from hyperslab.train.checkpoint_folder import check_files, read_manifest
 from hyperslab.train.checkpoint_shelf import find_checkpoints
+from hyperslab.train.checkpoint_tensors import read_index, read_tensors
 from hyperslab.train.config import ModelConfig
 from hyperslab.train.parts import empties
 from hyperslab.train.read_config import read_config
@@ -65,8 +66,9 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
     if "model" not in manifest.trees:
         raise FormatError(f"{found[step]} holds no model: it holds {', '.join(manifest.trees)}")
     tree = manifest.trees["model"]
+    index = read_index(found[step], manifest)
     tensors = empties(tree)
-    read_tensors(tensors, found[step], None)
+    read_tensors(tensors, index, found[step])
     state = put_together(tree, tensors)
     _check_tensors(state)
     write_weights(state, file, config)

@@ -40,7 +40,9 @@ def destinations(part: Any, tree: Tree, parts: Parts) -> dict[str, Tensor]:
     if isinstance(part, nn.Module):
         own = part.state_dict()
         _check_fit(own, tree)
-        return {leaf[TENSOR]: own[key].detach() for key, leaf in _tensor_items(tree)}
+        inner = dict(_tensor_items(tree))
+        extra = empties([each for key, each in tree.items() if key not in inner])
+        return extra | {leaf[TENSOR]: own[key].detach() for key, leaf in inner.items()}
     if not isinstance(part, Optimizer):
         return empties(tree)
     _check_groups(part, tree, parts)

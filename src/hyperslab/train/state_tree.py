@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, FormatError
 
 Tree = Any
 """What JSON knows, and a dict with one of these keys for what it does not know."""
@@ -78,8 +78,9 @@ def shape_of(leaf: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def dtype_of(leaf: Mapping[str, Any]) -> torch.dtype:
-    dtype = getattr(torch, leaf["dtype"])
-    assert isinstance(dtype, torch.dtype)
+    dtype = vars(torch).get(leaf["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise FormatError(f"{leaf[TENSOR]} has the dtype {leaf['dtype']!r}, which torch lacks")
     return dtype
 
 

@@ -16,6 +16,10 @@ from numpy.typing import NDArray
 
 DONT_FILTER_PARTIAL_CHUNKS = 2
 MAX_LISTED = 20
+MAX_LINKS = 16
+"""That lead from one to the next; the library follows as many."""
+
+REFUSED = ", which external=False refuses"
 
 Answer = tuple[dict[str, Any], NDArray[Any] | None]
 
@@ -24,12 +28,12 @@ class Refusal(Exception):  # noqa: N818 - an answer, told to the user behind the
     """Why a request cannot be met."""
 
 
-def names(path: str) -> Answer:
+def names(path: str, external: bool = True) -> Answer:
     with h5py.File(path, "r") as file:
-        return {"names": [name for name, _ in _walk(file)]}, None
+        return {"names": [name for name, _ in _walk(file, external)]}, None
 
 
-def _walk(file: Any) -> Iterator[tuple[str, Any]]:
+def _walk(file: Any, external: bool) -> Iterator[tuple[str, Any]]:
     """All datasets with their names, those behind links too."""
     groups, seen = [("", file)], set()
     while groups:
@@ -40,8 +44,8 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
         seen.add(key)
         for name in group:
             try:
-                item = group[name]
-            except (KeyError, OSError, RuntimeError):  # a link that leads nowhere
+                item = group[name] if external else _inside(file, f"{group.name}/{name}")
+            except (KeyError, OSError, RuntimeError, Refusal):  # a link that leads nowhere
                 continue
             if isinstance(item, h5py.Dataset):
                 yield prefix + name, item
@@ -49,10 +53,35 @@ def _walk(file: Any) -> Iterator[tuple[str, Any]]:
                 groups.append((f"{prefix}{name}/", item))
 
 
-def describe(path: str, name: str) -> Answer:
-    """All that is needed to read the dataset without the library."""
+def _inside(file: Any, name: str) -> Any:
+    """What is called ``name``, if the way there does not leave the file."""
+    found, parts, num_links = file["/"], name.split("/"), 0
+    while parts:
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        if not isinstance(found, h5py.Group):
+            raise KeyError(name)
+        link = found.id.links.get_info(part.encode())
+        if link.type == h5py.h5l.TYPE_HARD:
+            found = found[part]
+            continue
+        num_links += 1
+        if link.type != h5py.h5l.TYPE_SOFT or num_links > MAX_LINKS:
+            raise Refusal(f"has a link to another file on the way to {name!r}{REFUSED}")
+        target = found.id.links.get_val(part.encode()).decode()
+        found = file["/"] if target.startswith("/") else found
+        parts = [*target.split("/"), *parts]
+    return found
+
+
+def describe(path: str, name: str, external: bool = True) -> Answer:
+    """All that is needed to read the dataset without the library.
+
+    Unless ``external``, what takes data from another file is refused, and no other file is opened.
+    """
     with h5py.File(path, "r") as file:
-        dataset = _find(file, name)
+        dataset = _find(file, name, external)
         facts = _facts(dataset)
         layout = dataset.id.get_create_plist().get_layout()
         if layout == h5py.h5d.CHUNKED:
@@ -63,26 +92,37 @@ def describe(path: str, name: str) -> Answer:
         return {**facts, "kind": kind}, None
 
 
-def _find(file: Any, name: str) -> Any:
+def _find(file: Any, name: str, external: bool) -> Any:
     try:
-        found = file[name]
+        found = file[name] if external else _inside(file, name)
     except (KeyError, ValueError, OSError, RuntimeError) as error:
-        raise Refusal(_missing(file, name)) from error
+        raise Refusal(_missing(file, name, external)) from error
     if isinstance(found, h5py.Dataset):
+        if not external:
+            _check_own(found)
         return found
-    inside = [known for known, _ in _walk(found)] if isinstance(found, h5py.Group) else []
+    inside = [known for known, _ in _walk(found, external)] if isinstance(found, h5py.Group) else []
     raise Refusal(f"has no dataset {name!r}: it is a group with {_listed(inside)}")
 
 
-def _missing(file: Any, name: str) -> str:
+def _check_own(dataset: Any) -> None:
+    """Raises if the data may lie in another file."""
+    plist = dataset.id.get_create_plist()
+    if plist.get_layout() == h5py.h5d.VIRTUAL:
+        raise Refusal(f"has {dataset.name!r} as a virtual dataset{REFUSED}")
+    if plist.get_external_count():
+        raise Refusal(f"has the data of {dataset.name!r} in other files{REFUSED}")
+
+
+def _missing(file: Any, name: str, external: bool) -> str:
     try:
-        link = file.get(name, getlink=True)
+        link = file.get(name, getlink=True) if external else None
     except (KeyError, ValueError, OSError, RuntimeError):
         link = None
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
         target = getattr(link, "filename", "") and f"{link.filename}, "
         return f"has {name!r} as a link to {target}{link.path!r}, which cannot be opened"
-    known = [known for known, _ in _walk(file)]
+    known = [known for known, _ in _walk(file, external)]
     near = difflib.get_close_matches(name, known, cutoff=0.5)
     if named_alike := [k for k in known if k.rpartition("/")[2] == name.rpartition("/")[2]]:
         near = named_alike
@@ -225,12 +265,12 @@ def _source(path: Path, name: str, dataset: str) -> Path:
     return place.absolute()
 
 
-def read(path: str, name: str, box: list[list[int]]) -> Answer:
+def read(path: str, name: str, box: list[list[int]], external: bool = True) -> Answer:
     """The bytes of ``box``, in this machine's order."""
     with contextlib.suppress(ImportError):
         import hdf5plugin  # noqa: F401 - for the filters that it brings
     with h5py.File(path, "r") as file:
-        dataset = _find(file, name)
+        dataset = _find(file, name, external)
         _external(dataset.id.get_create_plist(), Path(path))
         part = dataset[tuple(slice(*span) for span in box)]
         return {}, np.asarray(part, dataset.dtype.newbyteorder("="))

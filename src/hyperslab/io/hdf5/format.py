@@ -32,22 +32,25 @@ class Hdf5(Format):
     """
 
     suffixes = (".h5", ".hdf5", ".hdf", ".nc", ".he5")
+    reads_other_files = True
 
     @classmethod
-    def names(cls, path: Path) -> Sequence[str]:  # type: ignore[override]
+    def names(cls, path: Path, *, external: bool = True) -> Sequence[str]:  # type: ignore[override]
         DataFile.look_at(path)
-        answer, _ = library.ask("names", path)
+        answer, _ = library.ask("names", path, external=external)
         return list(map(str, answer["names"]))
 
     @classmethod
-    def open(cls, path: Path, names: Sequence[str]) -> list[ArrayReader]:  # type: ignore[override]
+    def open(  # type: ignore[override]
+        cls, path: Path, names: Sequence[str], *, external: bool = True
+    ) -> list[ArrayReader]:
         named = DataFile.look_at(path)
-        return [_reader(named, name) for name in names]
+        return [_reader(named, name, external) for name in names]
 
 
-def _reader(named: DataFile, name: str) -> ArrayReader:
-    answer, blob = library.ask("describe", named.path, name=name)
-    found = _Described.checked(named.path, name, answer)
+def _reader(named: DataFile, name: str, external: bool) -> ArrayReader:
+    answer, blob = library.ask("describe", named.path, name=name, external=external)
+    found = _Described.checked(named.path, name, answer, external)
     reader = _reader_of(found, blob)
     files = (found.file, *found.sources)
     reader.sources = tuple(file.path for file in files if file.identity != named.identity)
@@ -84,9 +87,11 @@ class _Described:
     chunk_shape: tuple[int, ...]
     filters: tuple[FilterSpec, ...]
     is_edge_unfiltered: bool
+    external: bool
+    """Whether data may lie in other files."""
 
     @classmethod
-    def checked(cls, path: Path, name: str, answer: dict[str, Any]) -> _Described:
+    def checked(cls, path: Path, name: str, answer: dict[str, Any], external: bool) -> _Described:
         dtype = np.dtype(answer["dtype"])
         where, *status = answer["status"]
         return cls(
@@ -104,6 +109,7 @@ class _Described:
             chunk_shape=tuple(answer["chunk_shape"]),
             filters=tuple(FilterSpec(code, tuple(v), n) for code, v, n in answer["filters"]),
             is_edge_unfiltered=answer["is_edge_unfiltered"],
+            external=external,
         )
 
     def storage(self, note: str | None = None) -> Storage:
@@ -116,8 +122,15 @@ class _Described:
         )
 
     def by_library(self, note: str) -> LibraryArray:
-        files = (self.file, *self.sources)
-        return LibraryArray(self.path, self.name, files, self.shape, self.dtype, self.storage(note))
+        return LibraryArray(
+            self.path,
+            self.name,
+            (self.file, *self.sources),
+            self.shape,
+            self.dtype,
+            self.storage(note),
+            external=self.external,
+        )
 
     def holes(self) -> ChunkedArray:
         """The array of a dataset that was never written."""

@@ -22,7 +22,10 @@ PIECE_NBYTES = 32 * 2**20
 
 
 class LibraryArray(ArrayReader):
-    """Dataset ``name`` of the HDF5 file ``path``, which takes its data from ``files``."""
+    """Dataset ``name`` of the HDF5 file ``path``, which takes its data from ``files``.
+
+    Unless ``external``, these must be that file alone.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,11 @@ class LibraryArray(ArrayReader):
         shape: Sequence[int],
         dtype: np.dtype[Any],
         storage: Storage,
+        *,
+        external: bool,
     ) -> None:
         self._path, self._name, self._files = path.absolute(), name, tuple(files)
+        self._external = external
         self.shape = tuple(shape)
         self.dtype = dtype.newbyteorder("=")
         self._storage = storage
@@ -50,7 +56,8 @@ class LibraryArray(ArrayReader):
                 out[place] = self._read_piece(piece)
 
     def _read_piece(self, box: Box) -> NDArray[Any]:
-        _, blob = library.ask("read", self._path, name=self._name, box=list(box.spans))
+        what = {"name": self._name, "box": list(box.spans), "external": self._external}
+        _, blob = library.ask("read", self._path, **what)
         if blob.nbytes != box.numel * self.dtype.itemsize:
             raise FormatError(f"{self._path} has changed since it was opened")
         return blob.view(self.dtype).reshape(box.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import re
 import struct
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -37,7 +38,6 @@ def step_v2(config: object) -> Step:
     if not isinstance(config, dict) or not isinstance(config.get("id"), str):
         raise FormatError(f"damaged: a codec is {config!r:.80}")
     name = config["id"]
-    check_safe(name)
     if name not in NUMCODECS:
         raise UnknownPart(f"codec {name!r}")
     words = _words(name, config)
@@ -48,7 +48,6 @@ def step_v2(config: object) -> Step:
 
 def step_v3(name: str, config: Mapping[str, Any]) -> Step:
     """The step that undoes one of the codecs that turn bytes into bytes."""
-    check_safe(name.removeprefix("numcodecs."))
     if name == "crc32c":
         return Step(name, _checked_crc32c)
     if name not in ("gzip", "zstd", "blosc"):
@@ -56,9 +55,15 @@ def step_v3(name: str, config: Mapping[str, Any]) -> Step:
     return step_v2({"id": name})._replace(words=_words(name, config))
 
 
-def check_safe(name: str) -> None:
-    if name in REFUSED:
-        raise FormatError(f"codec {name!r} runs code from the file, and is refused")
+def check_safe(found: object) -> None:
+    """Raises if a codec's name, or one anywhere in its configuration, is of those refused."""
+    if isinstance(found, str):
+        name = re.split(r"[./]", found)[-1]  # numcodecs.pickle
+        if name in REFUSED:
+            raise FormatError(f"codec {name!r} runs code from the file, and is refused")
+    elif isinstance(found, dict | list):
+        for each in found.values() if isinstance(found, dict) else found:
+            check_safe(each)
 
 
 def _words(name: str, config: Mapping[str, Any]) -> str:

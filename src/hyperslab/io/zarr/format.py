@@ -12,7 +12,7 @@ from hyperslab.io.chunked import ChunkedArray
 from hyperslab.io.files import DataFile
 from hyperslab.io.reader import ArrayReader, Format, Storage
 from hyperslab.io.zarr.chunks import ChunkFiles, Shards
-from hyperslab.io.zarr.codecs import UnknownPart
+from hyperslab.io.zarr.codecs import UnknownPart, check_safe
 from hyperslab.io.zarr.documents import Node, array_names, find_array, read_document
 from hyperslab.io.zarr.fallback import ForeignArray, stored_nbytes
 from hyperslab.io.zarr.metadata import ArrayMetadata
@@ -72,6 +72,8 @@ class ZarrArray(ChunkedArray):
 
 def _open_array(node: Node, holes: bool) -> ArrayReader:
     try:
+        for key in ("codecs", "filters", "compressor"):  # whoever reads them
+            check_safe(node.metadata.get(key))
         metadata = parse_v3(node.metadata) if node.version == 3 else _parse_v2(node)
     except UnknownPart as error:
         return ForeignArray(node.directory, str(error))

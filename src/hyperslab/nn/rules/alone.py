@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import fused, tiles
+from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import waits_in_vain
 from hyperslab.nn.registry import register, rule_of
@@ -96,7 +97,7 @@ def _is_small_and_waits_for_none(x: Tensor, args: tuple[Any, ...]) -> bool:
 def _is_small_conv(x: Tensor, args: tuple[Any, ...]) -> bool:
     """Where the weight is not told by its place, it is not known."""
     weight = args[1] if len(args) > 1 else None
-    if not isinstance(weight, Tensor) or weight.ndim < 2 or 0 in weight.shape:
+    if not isinstance(weight, Tensor) or weight.ndim < 2 or 0 in weight.shape or avoids_any():
         return False
     filters, channels = weight.shape[:2]
     if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:

@@ -136,8 +136,8 @@ def _is_one_call(
     x: Tensor, weight: Tensor, padding: str | tuple[int, ...], settings: Settings
 ) -> bool:
     """Whether torch's own function is what there is to do, forward and backward."""
-    will_fuse = settings.will_fuse(x, weight, autocast_dtype(weight))
-    return not will_fuse and settings.fits(x, weight, padding)
+    is_replaced = settings.is_replaced(x, weight, autocast_dtype(weight))
+    return not is_replaced and settings.fits(x, weight, padding)
 
 
 def _run_conv(

@@ -10,12 +10,14 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv import Convolution
+from hyperslab.kernels.torch_conv import is_avoided
 from hyperslab.layout import Layout, TransposedWindow, plan_windows
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register
 from hyperslab.nn.rules.spatial import (
     autocast,
+    autocast_dtype,
     check_extents,
     check_spatial,
     check_steps,
@@ -47,7 +49,8 @@ def _make_conv_transpose(num_dims: int) -> None:
         out_channels = weight.shape[1] * groups
         check_weights(function, x, weight, bias, (weight.shape[0], out_channels), groups)
         convolution = Convolution(steps, pads, dilations, True, output_pads, groups)
-        if not any(x.layout.splits[2:]) and convolution.fits(x.local, weight):
+        is_own = not is_avoided(x.local, weight, autocast_dtype(weight))
+        if is_own and not any(x.layout.splits[2:]) and convolution.fits(x.local, weight):
             local = function(x.local, weight, bias, steps, pads, output_pads, groups, dilations)
             shape = (x.layout.shape[0], *local.shape[1:])
             return x.with_local(local, Layout(shape, x.layout.splits))
