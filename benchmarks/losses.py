@@ -101,11 +101,11 @@ KINDS = (
 # --- the calls ----------------------------------------------------------------------------------
 
 REQUIRED = {
-    "num_classes": 4, "num_labels": 4, "task": "multiclass", "spatial_dims": 3, "in_channels": 1,
-    "data_range": 1.0, "loss": nn.MSELoss(), "dist_matrix": np.array([[0.0, 1, 2, 1], [1, 0, 1, 2], [2, 1, 0, 1], [1, 2, 1, 0]]),
-    "classes": 4, "dim": 3, "kernel_type": "gaussian", "kernel_size": 5, "kernel_sigma": 1.5,
-    "metric_name": "f1 score", "class_thresholds": [0.5] * 4, "p": 2.0, "beta": 1.0, "min_precision": 0.5,
-    "min_recall": 0.5, "min_sensitivity": 0.5, "min_specificity": 0.5,
+    "num_classes": 4, "num_labels": 4, "classes": 4, "task": "multiclass",
+    "metric_name": "f1 score", "spatial_dims": 3, "dim": 3, "in_channels": 1, "data_range": 1.0, "p": 2.0, "beta": 1.0,
+    "loss": nn.MSELoss(), "class_thresholds": [0.5] * 4, "min_precision": 0.5, "min_recall": 0.5,
+    "min_sensitivity": 0.5, "min_specificity": 0.5, "kernel_type": "gaussian", "kernel_size": 5,
+    "kernel_sigma": 1.5, "dist_matrix": np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0))),
 }  # fmt: skip
 """Arguments without defaults, by name."""
 ALWAYS = ("num_classes",)
@@ -204,7 +204,7 @@ def outcome(function: Callable[..., Any], tensors: list[Any], leaf: Tensor) -> l
     """All tensors of the result, whole, and the gradient of ``leaf`` if there is one."""
     torch.manual_seed(0)
     result = function(*tensors)
-    leaves = [leaf for leaf in tree_leaves(result, is_leaf=lambda x: isinstance(x, hs.Slab))]
+    leaves = tree_leaves(result, is_leaf=lambda x: isinstance(x, hs.Slab))
     numbers = [
         x if isinstance(x, hs.Slab | Tensor) else torch.tensor(x) for x in leaves if x is not None
     ]
@@ -274,7 +274,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", choices=LIBRARIES)
     parser.add_argument("--filter", default="")
-    parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     for library in LIBRARIES:

@@ -78,5 +78,5 @@ def _is_sole_owner(target: Tensor) -> bool:
     if type(target) is not Tensor or target.requires_grad or target.is_inference():
         return False
     storage = target.untyped_storage()  # a holder too
-    holders = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    holders = torch._C._storage_Use_Count(storage._cdata)
     return holders == 2 and storage.resizable()

@@ -99,7 +99,7 @@ def _slab_as_tensor(
     return data.to(device or data.device, dtype or data.dtype)
 
 
-torch.as_tensor = as_tensor
+torch.as_tensor = as_tensor  # type: ignore[assignment]
 _register_builtin(as_tensor, "aten::as_tensor")  # as TorchScript knows it
 
 

@@ -63,8 +63,9 @@ def as_tuple(index: Any) -> tuple[Any, ...]:
 
 
 def _makes_tuple(entry: Any) -> bool:
-    kinds = Tensor | Slab | Sequence | np.ndarray | slice
-    return entry is None or entry is ... or isinstance(entry, kinds)
+    if entry is None or entry is ...:
+        return True
+    return isinstance(entry, Tensor | Slab | Sequence | np.ndarray | slice)
 
 
 def as_entry(x: Slab, entry: Any) -> Any:
