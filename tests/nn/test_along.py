@@ -218,7 +218,7 @@ REFUSED = {
         "its dims are not those of the first operand",
     ),
     "into a plain tensor": (
-        lambda x: torch.zeros(X5, dtype=x.dtype).scatter_(1, INDEX, x),
+        lambda x: torch.zeros(2, *X5, dtype=x.dtype)[0].scatter_(1, INDEX, x),
         "it would write a split tensor into a plain one",
     ),
     "out": (lambda x: torch.sort(x, 1, out=()), "out= is not supported"),

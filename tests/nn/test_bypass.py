@@ -96,11 +96,45 @@ def test_plain_functions_are_still_scripted():
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("function", [torch.as_tensor, torch.tensor, torch.asarray])
+@pytest.mark.parametrize("function", [torch.tensor, torch.asarray])
 def test_a_slab_is_not_copied_into_a_plain_tensor(function):
     x = split()
-    with pytest.raises(hs.UnsupportedOp, match=r"^torch\.as_tensor and others .* cannot run"):
+    with pytest.raises(hs.UnsupportedOp, match=r"^torch\.tensor, .* cannot run .*as_tensor\(x\)"):
         function(x)
+
+
+@on_ranks(2)
+def test_a_slab_is_a_tensor_already():
+    x = split()
+    assert torch.as_tensor(x) is x
+    assert torch.as_tensor(x, dtype=x.dtype, device="cpu") is x
+    short = torch.as_tensor(data=x, dtype=torch.float32)
+    assert short.dtype == torch.float32
+    assert short.local.equal(x.local.float())
+    assert short.requires_grad
+    mesh = hs.init(height=2, device="cpu")
+    assert_same_as_serial(lambda x: torch.as_tensor(x * x).sin(), [seeded(*X)], mesh=mesh)
+
+
+def halves(x: Tensor) -> Tensor:
+    return x / torch.as_tensor(2.0, dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_plain_data_becomes_a_tensor_as_ever():
+    assert hs.Slab  # loads what changes torch
+    x = seeded(3)
+    assert torch.as_tensor(x) is x
+    assert torch.as_tensor([1, 2], dtype=torch.float32).tolist() == [1.0, 2.0]
+    assert torch.jit.script(halves)(x).equal(x / 2)
+    assert torch.compile(halves, backend="eager", fullgraph=True)(x).equal(x / 2)
+
+
+@on_ranks(2)
+def test_a_slab_is_a_tensor_in_a_graph_too():
+    x = split().detach()
+    step = torch.compile(lambda x: torch.as_tensor(x) * 2, backend="eager", fullgraph=True)
+    assert hs.gather(step(x)).equal(hs.gather(x) * 2)
 
 
 @on_ranks(2)

@@ -49,6 +49,10 @@ def of_module(module):
     return function
 
 
+def as_complex(x):
+    return torch.complex(x, x.flip(1).square())
+
+
 CASES = {
     "kernel 3": Case(lambda x, w, b: F.conv3d(x, w, b, padding=1), X5, ((6, 4, 3, 3, 3), (6,))),
     "one sample": Case(
@@ -134,6 +138,29 @@ CASES = {
         of_module(nn.Conv1d(4, 6, 3, padding=6, bias=False, padding_mode="replicate")),
         X3,
         ((6, 4, 3),),
+    ),
+    "complex": Case(
+        lambda x, w, b: torch.view_as_real(
+            F.conv3d(as_complex(x), torch.view_as_complex(w), torch.view_as_complex(b), 2, 1)
+        ),
+        X5,
+        ((6, 4, 3, 3, 3, 2), (6, 2)),
+    ),
+    "complex 1-d, groups": Case(
+        lambda x, w: torch.view_as_real(
+            F.conv1d(as_complex(x), torch.view_as_complex(w), padding="same", groups=2)
+        ),
+        X3,
+        ((6, 2, 4, 2),),
+    ),
+    "complex, transposed": Case(
+        lambda x, w, b: torch.view_as_real(
+            F.conv_transpose2d(
+                as_complex(x), torch.view_as_complex(w), torch.view_as_complex(b), 2, 1, 1
+            )
+        ),
+        X4,
+        ((4, 5, 3, 3, 2), (5, 2)),
     ),
     "circular skip connection": Case(
         lambda x, w: x + F.conv3d(F.pad(x, (1,) * 6, mode="circular"), w), X5, ((4, 4, 3, 3, 3),)

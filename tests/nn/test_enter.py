@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import hyperslab as hs
 from hyperslab.layout import DIM_AXES, Box
-from hyperslab.testing import seeded
+from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
 examples = settings(max_examples=12, deadline=None)
@@ -97,6 +97,26 @@ def check_plain(place):
 
 def test_a_whole_tensor_is_gathered_already(run, place):
     run(place, check_plain)
+
+
+def check_gathered_dims(place):
+    """Whole along the dims asked for, split as before along the others, with its gradient."""
+    mesh, cuts = place.mesh(), place.cuts_of(5)
+    slab = hs.shard(seeded(*X5), mesh, cuts=cuts)
+    for dims in ([2], [-1, 0], 4, [], range(5)):
+        out = hs.gather(slab, dims=dims)
+        chosen = {dim % 5 for dim in ([dims] if dims == 4 else dims)}
+        assert out.layout.split_dims == tuple(d for d in slab.layout.split_dims if d not in chosen)
+        assert_same_as_serial(
+            lambda x, dims=dims: hs.gather(x * x, dims=dims).sin(), [seeded(*X5)], mesh=mesh,
+            cuts=cuts,
+        )  # fmt: skip
+    plain = seeded(3, 4)
+    assert hs.gather(plain, dims=[1]) is plain
+
+
+def test_chosen_dims_are_gathered(run, place):
+    run(place, check_gathered_dims)
 
 
 def check_label_map(place):
@@ -292,6 +312,11 @@ REFUSED = {
         lambda mesh: hs.from_local(seeded(*X4[:2], 5, *X5[3:]), mesh, X5),
         (hs.LayoutError, hs.CommError),
         r"rank 0 brings a piece of shape \(3, 4, 5, 9, 10\), but its box .* \(3, 4, 6, 9, 10\)",
+    ),
+    "gathering a dim that is not there": (
+        lambda mesh: hs.gather(hs.shard(seeded(*X5), mesh), dims=[2, 5]),
+        hs.LayoutError,
+        r"gather: there is no dim 5 in a tensor of 3x4x11x9x10, dim 2 split over depth=2",
     ),
     "different gradients of pieces": (
         lambda mesh: hs.from_local(seeded(3, 4).requires_grad_(mesh.rank == 0), mesh, (3, 4)),

@@ -42,6 +42,8 @@ CASES = {
     "falsehood": lambda x: x[:, False],
     "list": lambda x: x[:, [2, 0, 0, -1]],
     "list of none": lambda x: x[:, :, []],
+    "list of slices": lambda x: x[[slice(None), slice(1, 3), slice(2, -1), ..., None, 4]],
+    "list of a list": lambda x: x.transpose(0, 1)[[[0, 2]]],
     "list along depth": lambda x: x[:, :, [10, 0, 5, 5, 4]],
     "list along samples": lambda x: x[[2, 0]],
     "range": lambda x: x[:, :, :, range(2, 6)],
@@ -77,6 +79,7 @@ def check_cases(place, cases):
             raise AssertionError(f"{name}: {error}") from error
 
 
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence for multidimensional indexing")
 def test_an_index_gives_what_it_gives_in_one_process(run, place):
     run(place, check_cases, list(CASES))
 
@@ -379,7 +382,11 @@ REFUSED = {
     "mask": (lambda x: x[x > 0], hs.UnsupportedOp, "it is an index, and it is split"),
     "plain mask": (lambda x: x[seeded(*X5) > 0], hs.UnsupportedOp, "several tensors index it"),
     "two tensors": (lambda x: x[:, [0, 1], [0, 1]], hs.UnsupportedOp, "one of them along dim 2"),
-    "list of slices": (lambda x: x[[slice(1)]], hs.UnsupportedOp, "holds no numbers"),
+    "list of slices in a tuple": (
+        lambda x: x[:, [slice(1)]],
+        hs.UnsupportedOp,
+        "holds no numbers",
+    ),
     "values at a mask": (
         lambda x: x.__setitem__(x > 0, seeded(5)),
         hs.UnsupportedOp,

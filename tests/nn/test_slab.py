@@ -1,10 +1,12 @@
 """What a Slab shows of the whole tensor, and what it refuses."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils._pytree import tree_map
 
@@ -58,6 +60,27 @@ def check_copies(place):
 
 def test_a_slab_can_be_copied(run):
     run(DEPTH, check_copies)
+
+
+def check_pickles(place, folder):
+    mesh = place.mesh()
+    x = hs.shard(seeded(*X5).requires_grad_(), mesh, cuts=place.cuts_of(5))
+    for slab in (x, x.detach(), x[:, :, 3:], (x > 0).transpose(1, 2)):
+        again = pickle.loads(pickle.dumps(slab))
+        assert type(again) is hs.Slab
+        assert again.local.equal(slab.local)
+        assert (again.layout, again.requires_grad) == (slab.layout, slab.requires_grad)
+        assert hs.gather(again * 2).equal(hs.gather(slab) * 2)
+    path = f"{folder}/{mesh.rank}.pt"
+    torch.save({"x": x, "step": 3}, path)
+    assert hs.gather(torch.load(path, weights_only=False)["x"]).equal(seeded(*X5))
+    dist.barrier()
+    with pytest.raises(hs.ConfigError, match=r"rank \d of depth=2 .*each rank load what it saved"):
+        torch.load(f"{folder}/{1 - mesh.rank}.pt", weights_only=False)
+
+
+def test_a_slab_is_pickled_for_the_same_rank_of_the_same_mesh(run, tmp_path):
+    run(DEPTH, check_pickles, tmp_path)
 
 
 REFUSED = {

@@ -100,6 +100,10 @@ class Mesh:
         """Itself: process groups cannot be copied, nor need they be."""
         return self
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As a pickle it is the mesh of the same grid and rank in the process that loads it."""
+        return find_mesh, (self.grid, self.rank, self.batch_stats)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", next(_numbers))
         _meshes[self.number] = self
@@ -112,6 +116,19 @@ class Mesh:
 def mesh_of(number: int) -> Mesh:
     """The mesh with that ``number``."""
     return _meshes[number]
+
+
+def find_mesh(grid: Grid, rank: int, batch_stats: str) -> Mesh:
+    """The newest mesh of this process with that ``grid``, on which it is that ``rank``."""
+    alike = [m for m in list(_meshes.values()) if (m.grid, m.rank) == (grid, rank)]
+    if not alike:
+        here = sorted({f"rank {m.rank} of {m.grid.describe()}" for m in list(_meshes.values())})
+        raise ConfigError(
+            f"a pickle of rank {rank} of {grid.describe()} cannot be loaded here, on "
+            f"{' and '.join(here) or 'no mesh'}: make the same mesh first and let each rank load "
+            "what it saved, or save hyperslab.gather(x), which loads anywhere"
+        )
+    return max(alike, key=lambda mesh: (mesh.batch_stats == batch_stats, mesh.number))
 
 
 def init(

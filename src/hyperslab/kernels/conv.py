@@ -80,11 +80,21 @@ class Convolution(NamedTuple):
         )
 
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.is_complex():
+            return self._run_complex(x, weight, bias)
         if self.is_fused(x, weight, weight.dtype):
             return conv_few_channels(x, weight, bias, self.padding)
         if self.fits(x, weight) and not self.is_replaced(x, weight, weight.dtype):
             return torch.convolution(x, weight, bias, *self)
         return _by_parts(x, weight, bias, self)
+
+    def _run_complex(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """By the function of a number of dims: ``torch.convolution`` knows real numbers only."""
+        stride, padding, dilation, transposed, output_padding, groups = self
+        name = f"conv{'_transpose' if transposed else ''}{x.ndim - 2}d"
+        numbers = (output_padding, groups, dilation) if transposed else (dilation, groups)
+        out: Tensor = getattr(torch, name)(x, weight, bias, stride, padding, *numbers)
+        return out
 
     def run_backward(self, grad: Tensor, x: Tensor, weight: Tensor, wants: Wants) -> Grads:
         """The gradients, as far as they are wanted."""

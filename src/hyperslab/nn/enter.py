@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
 from hyperslab.comm.agree import agree, agree_about, agree_on
 from hyperslab.comm.fetch import fetch
@@ -100,7 +101,18 @@ def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
     check_no_transform(mesh)
-    return tensor.to(mesh.device)
+    return _without_subclass(tensor).to(mesh.device)
+
+
+def _without_subclass(tensor: Tensor) -> Tensor:
+    """``tensor`` without what a class such as MONAI's MetaTensor adds: a piece has no use for it.
+
+    Classes that hold their elements otherwise, as DTensor does, stay what they are.
+    """
+    cls = type(tensor)
+    if cls in (Tensor, Parameter) or cls.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return tensor
+    return tensor.as_subclass(Tensor)
 
 
 class _Shard(Function):

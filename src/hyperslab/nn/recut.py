@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.journal import journal
+from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, plan_recut
+from hyperslab.nn.registry import integers
 from hyperslab.nn.slab import Slab
 
 
@@ -28,12 +31,36 @@ def whole_along(x: Slab, dims: Sequence[int]) -> Slab:
     return recut(x, x.layout.whole_along(dims))
 
 
-def gather(x: Slab | Tensor) -> Tensor:
-    """The whole tensor, on every rank. A plain tensor is whole already.
+@overload
+def gather(x: Slab | Tensor, dims: None = None) -> Tensor: ...
+
+
+@overload
+def gather(x: Slab, dims: int | Sequence[int]) -> Slab: ...
+
+
+@overload
+def gather(x: Tensor, dims: int | Sequence[int]) -> Tensor: ...
+
+
+def gather(x: Slab | Tensor, dims: int | Sequence[int] | None = None) -> Slab | Tensor:
+    """The whole tensor, on every rank; with ``dims``, a Slab that is whole along these.
+
+    A plain tensor is whole already.
 
     Collective over the mesh. Differentiable: each rank's gradient goes to the owners and is added.
     """
     if isinstance(x, Tensor):
         return x
-    journal.note(gather, (x,))
-    return whole_along(x, x.layout.split_dims).local
+    if dims is None:
+        journal.note(gather, (x,))
+        return whole_along(x, x.layout.split_dims).local
+    chosen = [_checked(dim, x) for dim in integers(dims)]
+    journal.note(gather, (x, tuple(chosen)))
+    return whole_along(x, chosen)
+
+
+def _checked(dim: int, x: Slab) -> int:
+    if not -x.ndim <= dim < x.ndim:
+        raise LayoutError(f"gather: there is no dim {dim} in a tensor of {x.layout.describe()}")
+    return dim % x.ndim

@@ -172,10 +172,11 @@ class Slab:
         raise TypeError("a Slab is no array: hyperslab.gather(x) gives the whole tensor")
 
     def __dlpack__(self, *_: object, **__: object) -> Never:
-        """What torch.as_tensor, torch.tensor and others like them ask for."""
+        """What torch.tensor and others like it ask for."""
         raise UnsupportedOp(
-            "torch.as_tensor and others that make a plain tensor cannot run on a Slab: leave them "
-            "out, or call hyperslab.gather(x) first to have the whole tensor on every rank"
+            "torch.tensor, torch.asarray and others that make a plain tensor cannot run on a Slab: "
+            "use x.detach().clone() or torch.as_tensor(x), or call hyperslab.gather(x) first to "
+            "have the whole tensor on every rank"
         )
 
     __dlpack_device__ = __dlpack__
@@ -224,6 +225,10 @@ class Slab:
             return self
         check_one_grid((self.mesh.grid, mesh.grid))
         return replace(self, mesh=mesh)
+
+    def __reduce__(self) -> tuple[type[Slab], tuple[object, ...]]:
+        """For copies and pickles; a pickle is loaded on the same mesh by the same rank."""
+        return Slab, (self.local, self.layout, self.mesh, self.is_view, self.is_part)
 
     def __repr__(self) -> str:
         return (

@@ -37,6 +37,7 @@ from hyperslab.nn.rules import (
     softmax as softmax,
     unfold as unfold,
     unpool as unpool,
+    values as values,
     vector_norm as vector_norm,
     whole as whole,
 )

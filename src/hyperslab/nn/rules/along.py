@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.agree import run_together
 from hyperslab.layout import Layout, Split
+from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.recut import recut
 from hyperslab.nn.registry import integers, unsupported
 from hyperslab.nn.rules.along_plan import AlongPlan, Refusal, Shape, plan_along
@@ -56,7 +57,13 @@ def run_along(
 ) -> Any:
     """What ``function`` gives for global tensors that are whole along the dims it works along."""
     operands = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Slab | Tensor)]
-    like = _check(function, args, kwargs, operands, in_place=in_place)
+    like = _check(function, args, kwargs, operands)
+    if in_place and isinstance(operands[0], Tensor):
+
+        def write(x: Slab) -> Any:
+            return run_along(function, along, (x, *args[1:]), kwargs, in_place=True)
+
+        return write_adopted(function, operands[0], operands, write)
     layouts = tuple(t.layout if isinstance(t, Slab) else Layout.unsplit(t.shape) for t in operands)
     shape = layouts[0].shape
     if along.others == "broadcast":
@@ -106,8 +113,6 @@ def _check(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     operands: list[Slab | Tensor],
-    *,
-    in_place: bool,
 ) -> Slab:
     """The first Slab among the operands, if they are such as can be worked with."""
     slabs = [operand for operand in operands if isinstance(operand, Slab)]
@@ -117,9 +122,6 @@ def _check(
         raise unsupported(function, nested, "it stands in a list")
     if kwargs.get("out") is not None:
         raise unsupported(function, slabs[0], "out= is not supported")
-    if in_place and not isinstance(operands[0], Slab):
-        why = "it would write a split tensor into a plain one, which every rank holds whole"
-        raise unsupported(function, slabs[0], why)
     check_one_grid(slab.mesh.grid for slab in slabs)
     return slabs[0]
 

@@ -13,7 +13,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.layout import Entry, Layout
 from hyperslab.nn.align import localize
 from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.rules.entries import is_mask, parse_index
+from hyperslab.nn.rules.entries import as_tuple, is_mask, parse_index
 from hyperslab.nn.rules.index import chosen_layout, local_index, take
 from hyperslab.nn.slab import Slab, check_one_grid
 
@@ -29,12 +29,12 @@ def copy_(self: Slab | Tensor, src: Slab | Tensor, non_blocking: bool = False) -
 @register(Tensor.__setitem__)
 def setitem(x: Slab | Tensor, index: Any, value: Any) -> None:
     """Writes ``value``, broadcast, into the part of ``x`` that ``index`` names."""
-    given = index if isinstance(index, tuple) else (index,)
+    given = as_tuple(index)
     x = _check_target(Tensor.__setitem__, x, value, *given)
     if len(given) == 1 and _is_split_mask(given[0], x):
         _fill_where(x, given[0], value)
         return
-    entries, tensors = parse_index(x, index)
+    entries, tensors = parse_index(x, given)
     sliced, dropped = _sliced(entries, x.layout)
     part = take(x, sliced)
     if tensors and (any(dropped) or any(part.layout.splits[dim] for dim in tensors)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
+from torch.jit._builtins import _register_builtin
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -55,6 +56,28 @@ def _apply_by_rule(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 torch.jit.isinstance = _judge_pieces(torch.jit.isinstance)
 Function.apply = classmethod(_apply_by_rule(Function.apply.__func__))  # type: ignore[assignment,attr-defined]
+
+
+_plain_as_tensor = torch.as_tensor
+
+
+@wraps(_plain_as_tensor)
+def as_tensor(data: Any, **kwargs: Any) -> Any:
+    """The tensor of ``data``: a Slab is one already."""
+    if isinstance(data, Slab):
+        return data._run(as_tensor, (data,), kwargs)
+    return _plain_as_tensor(data, **kwargs)
+
+
+@register(as_tensor)
+def _slab_as_tensor(
+    data: Slab, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+) -> Any:
+    return data.to(device or data.device, dtype or data.dtype)
+
+
+torch.as_tensor = as_tensor  # type: ignore[assignment]
+_register_builtin(as_tensor, "aten::as_tensor")  # as TorchScript knows it
 
 
 @register(CheckpointFunction.apply)  # as it is from here on

@@ -144,8 +144,8 @@ def _run_conv(
     x: Slab, weight: Tensor, bias: Tensor | None, plan: _ConvPlan, settings: Settings
 ) -> Tensor:
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
-    busy = not plan.exchange.idle
-    if plan.halo and busy and plan.halo.min_numel >= halo_conv.MIN_INTERIOR_NUMEL:
+    hides = not plan.exchange.idle and not local.is_complex()
+    if plan.halo and hides and plan.halo.min_numel >= halo_conv.MIN_INTERIOR_NUMEL:
         return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
     window = fetch(local, plan.exchange, x.mesh)
     if plan.box:

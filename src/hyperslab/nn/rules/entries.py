@@ -27,7 +27,7 @@ class Index(NamedTuple):
 
 def parse_index(x: Slab, index: Any) -> Index:
     """``index`` with every entry checked against the shape of ``x``, so that all ranks agree."""
-    given = [as_entry(x, entry) for entry in (index if isinstance(index, tuple) else (index,))]
+    given = [as_entry(x, entry) for entry in as_tuple(index)]
     num_indexed = sum(map(_num_dims, given))
     dots = [i for i, entry in enumerate(given) if entry is ...]
     if num_indexed > x.ndim or len(dots) > 1:
@@ -53,6 +53,19 @@ def parse_index(x: Slab, index: Any) -> Index:
         dim += len(extents)
         left += sum(not isinstance(entry, int) for entry in new)
     return Index(tuple(entries), tensors)
+
+
+def as_tuple(index: Any) -> tuple[Any, ...]:
+    """The entries of ``index``. A short list is a tuple unless it holds nothing but numbers."""
+    if isinstance(index, list) and len(index) < 32 and any(map(_makes_tuple, index)):
+        return tuple(index)
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _makes_tuple(entry: Any) -> bool:
+    if entry is None or entry is ...:
+        return True
+    return isinstance(entry, Tensor | Slab | Sequence | np.ndarray | slice)
 
 
 def as_entry(x: Slab, entry: Any) -> Any:

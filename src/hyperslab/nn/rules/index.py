@@ -20,7 +20,7 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.registry import register, unsupported
-from hyperslab.nn.rules.entries import Tensors, check_indices, is_mask, parse_index
+from hyperslab.nn.rules.entries import Tensors, as_tuple, check_indices, is_mask, parse_index
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view, plain_if_number
 
@@ -46,7 +46,7 @@ def take(x: Slab, entries: tuple[Entry, ...]) -> Slab:
 
 def _look_up(table: Tensor, index: Any) -> Slab:
     """The rows of a plain tensor that a Slab of integers names."""
-    given = index if isinstance(index, tuple) else (index,)
+    given = as_tuple(index)
     slab = next(entry for entry in given if isinstance(entry, Slab))
     if len(given) > 1 or is_mask(slab.local) or not table.ndim:
         raise unsupported(Tensor.__getitem__, slab, "it is a mask, or one of several indices")

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.align import align, check_operands
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
@@ -96,8 +97,11 @@ def _run_aligned(
     if kwargs.get("out") is not None:
         raise unsupported(function, slab, "out= is not supported")
     if in_place and not isinstance(args[0], Slab):
-        why = "it would write a split tensor into a plain one, which every rank holds whole"
-        raise unsupported(function, slab, why)
+
+        def write(x: Slab) -> Any:
+            return _run_aligned(function, (x, *args[1:]), kwargs, in_place=True)
+
+        return write_adopted(function, args[0], operands, write)
     aligned, like = align(operands, to=args[0] if in_place else None)
     local = function(*aligned[: len(args)], **dict(zip(kwargs, aligned[len(args) :], strict=True)))
     return args[0] if in_place else _result(function, local, like)

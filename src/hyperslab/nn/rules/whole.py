@@ -49,7 +49,10 @@ def run_whole(
     out = function(*args, **kwargs)
     if first.mesh.num_ranks > 1 and _random_state(first) != before:
         raise unsupported(function, first, _RANDOM)
-    owners = {id(slab.local): slab for slab in slabs}
+    owners: dict[int, Slab | Tensor] = {
+        id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)
+    }
+    owners |= {id(slab.local): slab for slab in slabs}
     return tree_map(lambda leaf: _as_slab(leaf, first, owners), out)
 
 
@@ -68,8 +71,8 @@ def _local(leaf: Any) -> Any:
     return leaf.local if isinstance(leaf, Slab) else leaf
 
 
-def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab]) -> Any:
-    """A tensor in the output as a Slab; an input changed in place stays the Slab it was."""
+def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab | Tensor]) -> Any:
+    """A tensor in the output as a Slab; an input changed in place stays what it was."""
     if not isinstance(leaf, Tensor) or leaf.ndim == 0:
         return leaf
     if id(leaf) in owners:
