@@ -102,7 +102,8 @@ KINDS = (
 
 REQUIRED = {
     "num_classes": 4, "num_labels": 4, "classes": 4, "task": "multiclass",
-    "metric_name": "f1 score", "spatial_dims": 3, "dim": 3, "in_channels": 1, "data_range": 1.0, "p": 2.0, "beta": 1.0,
+    "metric_name": "f1 score", "spatial_dims": 3, "dim": 3, "in_channels": 1, "data_range": 1.0,
+    "p": 2.0, "beta": 1.0,
     "loss": nn.MSELoss(), "class_thresholds": [0.5] * 4, "min_precision": 0.5, "min_recall": 0.5,
     "min_sensitivity": 0.5, "min_specificity": 0.5, "kernel_type": "gaussian", "kernel_size": 5,
     "kernel_sigma": 1.5, "dist_matrix": np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0))),
