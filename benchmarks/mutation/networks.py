@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "nn/standardize.py",
-        "share = torch.full_like(mean, count / moments.num)",
+        "share = torch.full_like(mean, count / max(1, moments.num))",
         "share = torch.full_like(mean, 1 / mesh.group_over(moments.axes).size())",
         "nn/test_norm.py nn/test_batch_norm.py",
         "statistics weigh all pieces alike, however long",

@@ -11,5 +11,3 @@ from hyperslab.nn.parallelize import parallelize as parallelize
 from hyperslab.nn.recut import gather as gather
 from hyperslab.nn.registry import register as register
 from hyperslab.nn.slab import Slab as Slab
-
-from hyperslab.nn import dynamo as dynamo  # isort: skip # after all that it tells of

@@ -22,8 +22,10 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh, mesh_of
 from hyperslab.errors import HyperslabError
 from hyperslab.layout import Cuts, Layout, Split
+from hyperslab.nn import dynamo as dynamo  # tells it of this package
 from hyperslab.nn.means import mean_in_graph
 from hyperslab.nn.registry import dispatch, unsupported
+from hyperslab.nn.replica import prepare_for_graph
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
 
@@ -65,6 +67,9 @@ def dispatch_in_graph(
     if result[0] == "error":  # Dynamo would not tell of an error inside the call
         raise HyperslabError(result[1])
     return _rebuild(result, pieces, meshes[0])
+
+
+watch_weights_of = assume_constant_result(prepare_for_graph)
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,8 @@ def _checked(tensor: Tensor, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
     check_no_transform(mesh)
+    if "torch._dynamo" in sys.modules:
+        from hyperslab.nn import compiled as compiled  # Dynamo must know before it meets a Slab
     return _without_subclass(tensor).to(mesh.device)
 
 

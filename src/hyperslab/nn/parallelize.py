@@ -159,6 +159,8 @@ class Parallel:
         else:  # as most are, in a tenth of the time
             args = tuple([self._on_mesh(arg) for arg in args])
         if is_dynamo_compiling():
+            from hyperslab.nn import compiled as compiled  # loads what Dynamo must know
+
             return state.run(*args, **kwargs)
         with alone(state.mesh):
             return _run(self, state, args, kwargs)  # type: ignore[arg-type]

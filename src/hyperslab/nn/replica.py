@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.compiler import assume_constant_result, is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.averaging import Averaging, Bucket, buckets_of
@@ -49,7 +49,9 @@ class Replica:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            _watch_weights(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
+            from hyperslab.nn.compiled import watch_weights_of  # loads the compiler
+
+            watch_weights_of(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
             return self._forward(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
@@ -120,9 +122,8 @@ class Replica:
 _replicas: list[weakref.ref[Replica]] = []
 
 
-@assume_constant_result  # type: ignore[untyped-decorator]
-def _watch_weights(replica: int) -> None:
-    """At the time a graph is made, which it is anew where other weights want gradients."""
+def prepare_for_graph(replica: int) -> None:
+    """When a graph is made, which it is anew where other weights want gradients."""
     if found := _replicas[replica]():
         found.watch_weights()
         found.keep_nodes()

@@ -59,7 +59,7 @@ def made(folder, make):
 @pytest.mark.parametrize("make", MADE_BY)
 def test_data_in_other_files_is_refused(folder, make):
     path = made(folder, make)
-    np.testing.assert_array_equal(hs.open(path, sample="x").read(0), ARRAY)
+    np.testing.assert_array_equal(hs.open(path, sample="x", axes="CDHW").read(0), ARRAY)
     with pytest.raises(hs.FormatError, match=r"a\.h5 has .*, which external=False refuses"):
         hs.open(path, sample="x", external=False)
     with pytest.raises(hs.HyperslabError):
@@ -84,7 +84,7 @@ def test_links_inside_of_a_file_are_followed(folder, how):
         file["x"] = h5py.SoftLink("/deep/./same")
 
     path = made(folder, make)
-    data = hs.open(path, sample="x", external=False)
+    data = hs.open(path, sample="x", axes="CDHW", external=False)
     np.testing.assert_array_equal(data.read(0), ARRAY)
     assert sorted(Hdf5.names(path, external=False)) == ["deep/same", "deep/y", "x"]
 
@@ -99,7 +99,9 @@ def test_links_in_a_circle_come_to_an_end(folder):
 
 def test_formats_that_read_no_other_files_may_be_asked_too(folder):
     np.save(folder / "a.npy", ARRAY)
-    np.testing.assert_array_equal(hs.open(folder / "a.npy", external=False).read(0), ARRAY)
+    np.testing.assert_array_equal(
+        hs.open(folder / "a.npy", axes="CDHW", external=False).read(0), ARRAY
+    )
 
 
 def test_a_name_below_a_dataset_is_told(folder):
@@ -124,6 +126,7 @@ def test_a_configuration_can_say_so_for_all_its_files(folder, files):
         f"""
         model.name = "CosmoFlow"
         data.files = "{folder / files}"
+        data.axes = "CDHW"
         data.beside.label = "{folder / beside}"
         data.validation = 0
         data.test = 0
