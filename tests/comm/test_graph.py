@@ -4,9 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from torch.utils.flop_counter import FlopCounterMode
 
 import hyperslab as hs
 from hyperslab.comm import graph
@@ -17,9 +15,17 @@ from hyperslab.testing import seeded
 SHAPE = (2, 2, 9, 6)
 
 
+def flop_counter():
+    from torch.utils.flop_counter import FlopCounterMode  # loads Triton, too early for others
+
+    return FlopCounterMode(display=False)
+
+
 def test_counting_is_not_tracing():
+    from torch.fx.experimental.proxy_tensor import make_fx  # as above
+
     assert not graph.is_watched()
-    with FlopCounterMode(display=False):
+    with flop_counter():
         assert not graph.is_watched()
         with FakeTensorMode():
             assert graph.is_watched()
@@ -45,13 +51,13 @@ def test_a_step_that_is_counted_is_a_step_as_ever():
     num_calls = len(graph._calls)
     for _ in range(2):
         model.zero_grad()
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             step(model, x)
         assert counter.get_total_flops() > 0
         torch.testing.assert_close([p.grad for p in model.parameters()], expected)
     assert len(graph._calls) == num_calls
     told = (ValueError, hs.CommError)
-    with FlopCounterMode(display=False), pytest.raises(told, match="no good"):
+    with flop_counter(), pytest.raises(told, match="no good"):
         agree(ValueError("no good") if mesh.rank else None, mesh)
 
 
