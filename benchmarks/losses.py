@@ -14,6 +14,7 @@ import argparse
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 import warnings
 from collections import Counter
@@ -274,7 +275,8 @@ def _verdict(function, kind, serial, mesh) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", choices=LIBRARIES)
-    parser.add_argument("--filter", default="")
+    parser.add_argument("--filter", default="", help="only names with these letters in them")
+    parser.add_argument("--json", action="store_true", help="print the counts only, as JSON")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     for library in LIBRARIES:
@@ -283,25 +285,31 @@ def main() -> int:
         for mesh, axes in MESHES.items():
             with Team(2, TIMEOUT_SECONDS) as team:
                 for entry in entries(library):
-                    if options.filter not in entry.name:
-                        continue
-                    try:
-                        rows = team.run(judge, entry, axes)[0]
-                    except RankError as error:
-                        rows = [("", "", "died", str(error).splitlines()[0])]
-                    verdicts = Counter(row[2] for row in rows)
-                    counts += verdicts
-                    print(mesh, entry.module, entry.name, dict(verdicts), flush=True)
-                    whys = {}
-                    for given, kind, verdict, why in rows:
-                        if verdict != "same":
-                            whys.setdefault((verdict, why[:230]), []).append(f"[{given}] {kind}")
-                    for (verdict, why), where in whys.items():
-                        print(
-                            f"    {verdict} {where[0]} and {len(where) - 1} more: {why}", flush=True
-                        )
-    print(dict(counts))
+                    if options.filter in entry.name:
+                        rows = _rows(team, entry, axes)
+                        counts += Counter(row[2] for row in rows)
+                        if not options.json:
+                            _tell(mesh, entry, rows)
+    print(json.dumps(counts) if options.json else dict(counts))
     return 1 if counts["wrong"] or counts["died"] else 0
+
+
+def _rows(team: Team, entry: Entry, axes: dict[str, int]) -> list[tuple[str, str, str, str]]:
+    try:
+        rows: list[tuple[str, str, str, str]] = team.run(judge, entry, axes)[0]
+    except RankError as error:
+        return [("", "", "died", str(error).splitlines()[0])]
+    return rows
+
+
+def _tell(mesh: str, entry: Entry, rows: list[tuple[str, str, str, str]]) -> None:
+    print(mesh, entry.module, entry.name, dict(Counter(row[2] for row in rows)), flush=True)
+    whys: dict[tuple[str, str], list[str]] = {}
+    for given, kind, verdict, why in rows:
+        if verdict != "same":
+            whys.setdefault((verdict, why[:230]), []).append(f"[{given}] {kind}")
+    for (verdict, why), where in whys.items():
+        print(f"    {verdict} {where[0]} and {len(where) - 1} more: {why}", flush=True)
 
 
 if __name__ == "__main__":

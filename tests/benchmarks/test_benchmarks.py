@@ -21,6 +21,7 @@ SMALL = {
     "gpu_step.py": ["--small"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
     "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],
+    "losses.py": ["--library", "monai", "--filter", "DiceLoss"],
     "mutants.py": ["--list"],
     "overhead.py": ["--repeats", "1"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],

@@ -114,6 +114,9 @@ class Journal:
             self.add(function, args)
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Not in a backward pass: a checkpoint runs as much again as a rank's own pieces need."""
+        if torch._C._current_graph_task_id() != -1:
+            return
         outlines = [_outline(arg) for arg in args]
         if torch._C._is_any_autocast_enabled():
             outlines += [_Autocast(kind) for kind in ("cpu", "cuda") if is_autocast_enabled(kind)]
