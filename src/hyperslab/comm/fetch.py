@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
-from hyperslab.comm.recompute import ask, remember
+from hyperslab.comm.recompute import recompute_first, save_marker
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Assembly, Exchange
@@ -35,7 +35,7 @@ class _Fetch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, mesh: Mesh, fill: float) -> Tensor:
         ctx.exchange, ctx.mesh = exchange, mesh
-        remember(ctx, x)
+        save_marker(ctx, x)
         received = post_fetch(x, exchange, mesh).wait()
         if exchange.stays:
             return x.view_as(x)
@@ -43,7 +43,7 @@ class _Fetch(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        ask(ctx)
+        recompute_first(ctx)
         if torch.is_grad_enabled():  # for a gradient of this gradient
             home = _Return.apply(grad, ctx.exchange, ctx.mesh)  # type: ignore[no-untyped-call]
             return home, None, None, None

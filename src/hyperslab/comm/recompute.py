@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 
-def remember(ctx: Any, x: Tensor) -> None:
+def save_marker(ctx: Any, x: Tensor) -> None:
     """In the forward pass of a Function that saves nothing else."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    ctx.has_marker = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    if ctx.has_marker:
         ctx.save_for_backward(x.new_empty(0))
 
 
-def ask(ctx: Any) -> None:
+def recompute_first(ctx: Any) -> None:
     """In its backward pass, before messages."""
-    ctx.saved_tensors  # noqa: B018
+    if ctx.has_marker:  # or a second backward pass, which needs nothing, would be refused
+        ctx.saved_tensors  # noqa: B018

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from hyperslab.comm.failure import contact
 from hyperslab.comm.graph import Kind, as_operator, is_watched
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.recompute import ask, remember
+from hyperslab.comm.recompute import recompute_first, save_marker
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
@@ -33,12 +33,12 @@ class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
         ctx.mesh, ctx.axes = mesh, axes
-        remember(ctx, x)
+        save_marker(ctx, x)
         return reduce_sum_(x.clone(memory_format=torch.contiguous_format), mesh, axes)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ask(ctx)
+        recompute_first(ctx)
         return reduce_sum(grad, ctx.mesh, ctx.axes), None, None
 
 
@@ -70,12 +70,12 @@ class _Stack(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
         ctx.mesh, ctx.axes = mesh, axes
-        remember(ctx, x)
+        save_marker(ctx, x)
         return _stacked(x, mesh, axes)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ask(ctx)
+        recompute_first(ctx)
         place = ctx.mesh.group_over(ctx.axes).rank()
         return reduce_sum(grad, ctx.mesh, ctx.axes)[place], None, None
 

@@ -15,6 +15,7 @@ from hyperslab.comm.agree import agree, agree_about, agree_on
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.recompute import recompute_first, save_marker
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
@@ -124,11 +125,13 @@ class _Shard(Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
         ctx.layout, ctx.mesh = layout, mesh
+        save_marker(ctx, tensor)
         piece = tensor[layout.box(mesh.coords).slices_in(Box.whole(layout.shape))]
         return piece.clone(memory_format=memory_format_of(tensor))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        recompute_first(ctx)
         layout, mesh = ctx.layout, ctx.mesh
         whole = plan_recut(mesh.grid, mesh.rank, layout, Layout.unsplit(layout.shape))
         return fetch(_home(grad, layout, mesh), whole, mesh), None, None
@@ -138,10 +141,12 @@ class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, piece: Tensor, layout: Layout, mesh: Mesh) -> Tensor:
         ctx.layout, ctx.mesh = layout, mesh
+        save_marker(ctx, piece)
         return piece.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        recompute_first(ctx)
         return _home(grad, ctx.layout, ctx.mesh), None, None
 
 

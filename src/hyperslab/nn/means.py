@@ -57,15 +57,13 @@ def with_means(
     """
     if peek_interpreter_stack() is not None:
         check_no_transform(_mesh_of(args, kwargs))
-    if not _has_learnable(args) and not (kwargs and _has_learnable(kwargs.values())):
-        return args, kwargs
     mesh = _mesh_of(args, kwargs)
     if mesh is None or mesh.num_ranks == 1:
         return args, kwargs
     ready = tuple([with_mean(arg, mesh) for arg in args])
     if ready and ready[0] is not args[0] and writes_in_place(function, kwargs):
         ready = (args[0], *ready[1:])
-    return ready, {name: with_mean(arg, mesh) for name, arg in kwargs.items()}
+    return ready, {name: with_mean(arg, mesh) for name, arg in kwargs.items()} if kwargs else kwargs
 
 
 def _mesh_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mesh | None:
@@ -78,13 +76,11 @@ def _mesh_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mesh | None:
 
 def with_mean(value: Any, mesh: Mesh) -> Any:
     """``value``, or the tensors in it, with such a mean where it is needed."""
-
-    def visit(leaf: Any) -> Any:
-        return mean_of(leaf, mesh) if _is_learnable(leaf) else leaf
-
-    if isinstance(value, tuple | list) and _has_learnable(value):
-        return tree_map(visit, value, is_leaf=is_slab)
-    return visit(value)
+    if isinstance(value, tuple | list):
+        if not _has_learnable(value):
+            return value
+        return tree_map(lambda leaf: with_mean(leaf, mesh), value, is_leaf=is_slab)
+    return mean_of(value, mesh) if _is_learnable(value) else value
 
 
 def check_no_transform(mesh: Mesh | None) -> None:

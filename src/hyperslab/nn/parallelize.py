@@ -20,10 +20,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
-from hyperslab.comm.alone import alone
 from hyperslab.comm.broadcast import broadcast_
 from hyperslab.comm.failure import contact
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.one_thread import one_thread
 from hyperslab.errors import ConfigError
 from hyperslab.nn import spare_memory
 from hyperslab.nn.backward_hooks import BackwardHooks
@@ -162,7 +162,7 @@ class Parallel:
             from hyperslab.nn import compiled as compiled  # loads what Dynamo must know
 
             return state.run(*args, **kwargs)
-        with alone(state.mesh):
+        with one_thread(state.mesh):
             return _run(self, state, args, kwargs)  # type: ignore[arg-type]
 
     def _on_mesh(self, leaf: Any) -> Any:

@@ -13,7 +13,7 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def alone(mesh: Mesh) -> Iterator[None]:
+def one_thread(mesh: Mesh) -> Iterator[None]:
     """Within it, other threads that want the same raise ``ConfigError``; one rank does not mind."""
     if mesh.num_ranks == 1:
         yield
