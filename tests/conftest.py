@@ -164,6 +164,17 @@ def team_of():
 
 
 @pytest.fixture(scope="session")
+def run(team_of):
+    """``run(place, body, *args)`` runs ``body(place, *args)`` on the ranks of the place's mesh."""
+
+    def run(place, body, *args):
+        __tracebackhide__ = True
+        return team_of(place.num_ranks).run(body, place, *args)
+
+    return run
+
+
+@pytest.fixture(scope="session")
 def run_python():
     """Runs ``python *arguments`` in a folder and returns what ``subprocess.run`` would.
 

@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import hyperslab as hs
 from hyperslab.comm.messages import Pending
+from hyperslab.dist_ops import halo_conv
 from hyperslab.kernels import fused
 from hyperslab.models import CosmoFlow
-from hyperslab.nn import halo_conv
 
 FETCH = import_module("hyperslab.comm.fetch")  # its package names the function so
 STEP, POST, WAIT = "a step", "messages are posted", "messages are awaited"

@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending
+from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.kernels import faces
 from hyperslab.layout import AXES, Grid, Layout, Split, cut_evenly
-from hyperslab.nn.halo_conv import HaloConv
 from hyperslab.nn.means import leave_to_fsdp
 from hyperslab.nn.slab import Slab
 

@@ -63,7 +63,7 @@ MUTANTS = [
         "nn/parallelize.py",
         '        broadcast_(module.buffers(), state.mesh, "copying the buffers of rank 0")\n',
         "        list(module.buffers())\n",
-        "nn/test_batch_norm.py nn/test_parallelize.py",
+        "dist_ops/test_norm.py nn/test_parallelize.py",
         "spatial statistics drift apart between the ranks",
     ),
     Mutant(
@@ -95,14 +95,14 @@ MUTANTS = [
         "a view of a part is taken for a view of the whole",
     ),
     Mutant(
-        "nn/random_words.py",
+        "dist_ops/random_bits.py",
         "torch.arange(span.start, span.stop, dtype=torch.int64, device=device)",
         "torch.arange(span.size, dtype=torch.int64, device=device)",
         "nn/test_dropout.py nn/test_random.py",
         "random numbers go by the place in the piece",
     ),
     Mutant(
-        "nn/random_words.py",
+        "dist_ops/random_bits.py",
         "    factor, kept = seed >> 1 | 1, hashes(0, *place)\n",
         "    factor, kept = 1, hashes(0, *place)\n",
         "nn/test_dropout.py nn/test_random.py",
@@ -196,7 +196,7 @@ MUTANTS = [
         "nn/rules/norm.py",
         "_update(running_var, var.flatten() * (count / (count - 1)), momentum)",
         "_update(running_var, var.flatten(), momentum)",
-        "nn/test_norm.py nn/test_batch_norm.py",
+        "nn/test_norm.py dist_ops/test_norm.py",
         "the running variance is biased",
     ),
     Mutant(
@@ -207,17 +207,17 @@ MUTANTS = [
         "running statistics of instance norm are of this rank's samples",
     ),
     Mutant(
-        "nn/batch_norm.py",
+        "dist_ops/norm.py",
         "            means.div_(ctx.moments.num)\n",
         "            means.div_(x.numel() // x.shape[1] * ctx.mesh.num_ranks)\n",
-        "nn/test_batch_norm.py",
+        "dist_ops/test_norm.py",
         "BatchNorm's gradient takes all pieces for equally large",
     ),
     Mutant(
-        "nn/standardize.py",
+        "dist_ops/norm.py",
         "share = torch.full_like(mean, count / max(1, moments.num))",
         "share = torch.full_like(mean, 1 / mesh.group_over(moments.axes).size())",
-        "nn/test_norm.py nn/test_batch_norm.py",
+        "nn/test_norm.py dist_ops/test_norm.py",
         "statistics weigh all pieces alike, however long",
     ),
     Mutant(

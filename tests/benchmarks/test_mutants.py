@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = "cli comm io kernels layout models nn store synth testing train"
+PACKAGES = "cli comm dist_ops io kernels layout models nn store synth testing train"
 
 
 @pytest.fixture(autouse=True)

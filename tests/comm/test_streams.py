@@ -19,9 +19,9 @@ import hyperslab as hs
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.groups import group_of
 from hyperslab.comm.mesh import Mesh
+from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.kernels.conv import Settings
 from hyperslab.layout import AXES, Grid, Layout, Split, Window, cut_evenly, plan_halo
-from hyperslab.nn.halo_conv import HaloConv
 from hyperslab.testing import Team
 
 pytestmark = [

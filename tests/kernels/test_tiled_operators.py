@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hyperslab as hs
+from hyperslab.dist_ops import halo_conv
 from hyperslab.kernels import tiles
 from hyperslab.kernels.conv import Convolution
 from hyperslab.kernels.interpolate import interpolate
 from hyperslab.kernels.norm import standardize_by
 from hyperslab.kernels.pool import avg_pool, max_pool
-from hyperslab.nn import halo_conv
 from hyperslab.testing import assert_same_as_serial, seeded
 
 examples = settings(max_examples=20, deadline=None)

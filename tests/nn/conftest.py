@@ -21,14 +21,3 @@ MORE_PLACES = [
 )
 def place(request):
     return request.param
-
-
-@pytest.fixture(scope="session")
-def run(team_of):
-    """``run(place, body, *args)`` runs ``body(place, *args)`` on the ranks of the place's mesh."""
-
-    def run(place, body, *args):
-        __tracebackhide__ = True
-        return team_of(place.num_ranks).run(body, place, *args)
-
-    return run

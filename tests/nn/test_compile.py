@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.nn import halo_conv
+from hyperslab.dist_ops import halo_conv
 from hyperslab.testing import Team, seeded
 
 pytestmark = [  # The compiler itself does what torch warns of.

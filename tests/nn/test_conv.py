@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 import hyperslab as hs
-from hyperslab.nn import halo_conv
+from hyperslab.dist_ops import halo_conv
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.nn import halo_conv
+from hyperslab.dist_ops import halo_conv
 from hyperslab.testing import averaged, seeded
 
 SHAPE = (2, 4, 9, 6)

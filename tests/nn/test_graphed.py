@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.dist_ops.random_bits import drawing_from, random_bits
 from hyperslab.errors import ConfigError
 from hyperslab.nn import graphed
 from hyperslab.nn.graphed import Graphed
-from hyperslab.nn.random_words import drawing_from, random_words
 from hyperslab.nn.replay.recorder import CudaRecorder
 from hyperslab.testing import seeded
 
@@ -818,12 +818,12 @@ def test_settings_that_kernels_depend_on_make_another_kind(what):
 def test_another_thread_draws_as_ever_while_a_pass_is_recorded():
     mesh = hs.init(device="cpu")
     x = hs.shard(torch.ones(4, 3), mesh)
-    found = []
+    place, found = (x.layout, mesh, x.device, 2), []
     with drawing_from(lambda: torch.zeros(2, dtype=torch.int64)):
-        other = threading.Thread(target=lambda: found.append(random_words(x, 2)))
+        other = threading.Thread(target=lambda: found.append(random_bits(*place)))
         other.start()
         other.join()
-        found.append(random_words(x, 2))
+        found.append(random_bits(*place))
     assert not torch.equal(*found)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import dropout
 
-from hyperslab.nn.random_words import draw, num_drawn
+from hyperslab.dist_ops.random_bits import draw, num_drawn
 from hyperslab.nn.tile_slab import alone
 from hyperslab.nn.watched_slab import Watch, WatchedSlab
 

@@ -20,11 +20,11 @@ from torch.utils._pytree import (
 )
 
 from hyperslab.comm.mesh import Mesh
+from hyperslab.dist_ops.random_bits import num_drawn
 from hyperslab.kernels import few_channels, fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
-from hyperslab.nn.random_words import num_drawn
 from hyperslab.nn.registry import dispatch, has_rule
 from hyperslab.nn.rules.spatial import autocast_dtype
 from hyperslab.nn.slab import Slab, flatten, is_slab

@@ -9,7 +9,7 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from hyperslab.nn.random_words import NUM_WORDS, draw, drawing_from
+from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
 from hyperslab.nn.replay.replayable import CannotReplayError
 
 
@@ -56,5 +56,5 @@ class Seeds:
     def refill(self) -> None:
         """Draws for the next replay."""
         if self._numbers is not None:
-            drawn = torch.randint(NUM_WORDS, self._numbers.shape)
+            drawn = torch.randint(NUM_VALUES, self._numbers.shape)
             self._numbers.copy_(drawn, non_blocking=True)  # CUDA reads what is not pinned at once

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.halo_pool import PoolPlan, halo_pool, plan_pool
 from hyperslab.kernels import act_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import (
@@ -25,7 +26,6 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
-from hyperslab.nn.halo_pool import PoolPlan, halo_pool, plan_pool
 from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.rules.pool import as_many, pads_at_start, pool_windows, unpadded
 from hyperslab.nn.rules.spatial import check_extents

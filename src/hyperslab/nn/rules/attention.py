@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.matmul import Names, bring, plan_product
 from hyperslab.nn.slab import Slab
@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
     elif is_causal:
         options["is_causal"] = True
     box = plan.output.box(like.mesh.coords)
-    local = function(*pieces, **options) if box else nothing(box.shape, *pieces)
+    local = function(*pieces, **options) if box else empty_output(box.shape, *pieces)
     return like.with_local(local, plan.output)
 
 

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops.empty_output import empty_output
+from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv import Settings
 from hyperslab.layout import (
@@ -23,10 +26,7 @@ from hyperslab.layout import (
     plan_halo,
     plan_windows,
 )
-from hyperslab.nn import halo_conv
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.halo_conv import HaloConv
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register
 from hyperslab.nn.rules.spatial import (
     autocast,
@@ -150,7 +150,7 @@ def _run_conv(
     window = fetch(local, plan.exchange, x.mesh)
     if plan.box:
         return settings.run(window, weight, bias, plan.padding)
-    return nothing(plan.box.shape, window, weight, bias)
+    return empty_output(plan.box.shape, window, weight, bias)
 
 
 _halo_conv: Callable[..., Tensor] = HaloConv.apply

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv import Convolution
 from hyperslab.kernels.torch_conv import is_avoided
 from hyperslab.layout import Layout, TransposedWindow, plan_windows
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register
 from hyperslab.nn.rules.spatial import (
     autocast,
@@ -80,7 +80,7 @@ def _split_conv_transpose(
     layout = planned.output.with_dim(1, weight.shape[1] * groups)
     box = layout.box(x.mesh.coords)
     if not box:
-        return x.with_local(nothing(box.shape, window, weight, bias), layout)
+        return x.with_local(empty_output(box.shape, window, weight, bias), layout)
     # Along split dims all that the window adds to is computed; the rank takes its outputs from it.
     split = [cut is not None for cut in x.layout.splits[2:]]
     convolution = Convolution(

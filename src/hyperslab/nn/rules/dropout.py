@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.dist_ops.random_bits import NUM_VALUES, random_bits
 from hyperslab.errors import ConfigError
-from hyperslab.nn.random_words import NUM_WORDS, random_words
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
@@ -108,7 +108,7 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
 
 def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
     """True where the element stays, the same along the dims after the first ``num_dims``."""
-    return random_words(x, num_dims) >= round(p * NUM_WORDS)
+    return random_bits(x.layout, x.mesh, x.local.device, num_dims) >= round(p * NUM_VALUES)
 
 
 for _num_dims in (1, 2, 3):

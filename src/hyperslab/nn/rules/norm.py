@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardize
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
-from hyperslab.nn.batch_norm import Ends, normalize_channels
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.reduction import widened
 from hyperslab.nn.slab import Slab
-from hyperslab.nn.standardize import Moments, standardize
 
 
 def _per_channel(t: Tensor, ndim: int) -> Tensor:

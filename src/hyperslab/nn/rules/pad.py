@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.layout import (
     Box,
@@ -24,7 +25,6 @@ from hyperslab.layout import (
     plan_exchange,
     plan_windows,
 )
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab
 
@@ -93,7 +93,9 @@ def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Sla
     if mode != "constant" and not x.local.numel():
         # torch refuses it. The dtype is that which autocast gives the other ranks.
         dtype = F.pad(x.local.new_zeros((1,) * x.ndim), [0] * len(flat), mode, value).dtype
-        return x.with_local(nothing(layout.box(x.mesh.coords).shape, x.local.to(dtype)), layout)
+        return x.with_local(
+            empty_output(layout.box(x.mesh.coords).shape, x.local.to(dtype)), layout
+        )
     return x.with_local(F.pad(x.local, flat, mode, value), layout)
 
 

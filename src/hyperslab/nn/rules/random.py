@@ -9,15 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from hyperslab.nn.random_words import NUM_WORDS, random_words
+from hyperslab.dist_ops.random_bits import NUM_VALUES, random_bits
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
 def _uniform(x: Slab) -> Tensor:
     """Numbers from 0 to below 1 for this rank's elements of ``x``, in float64."""
-    high, low = (random_words(x, x.ndim).expand(x.box.shape) for _ in range(2))
-    numbers: Tensor = (high * (1 << 21) + (low >> 11)).double() / (NUM_WORDS << 21)
+    place = x.layout, x.mesh, x.local.device, x.ndim
+    high, low = (random_bits(*place).expand(x.box.shape) for _ in range(2))
+    numbers: Tensor = (high * (1 << 21) + (low >> 11)).double() / (NUM_VALUES << 21)
     return numbers
 
 

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.recut import recut
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
@@ -43,7 +43,7 @@ def grid_sample(
     )
     shape = layout.box(images.mesh.coords).shape
     if 0 in shape:
-        return images.with_local(nothing(shape, images.local, points.local), layout)
+        return images.with_local(empty_output(shape, images.local, points.local), layout)
     local = F.grid_sample(images.local, points.local, mode, padding_mode, align_corners)
     return images.with_local(local, layout)
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Window, plan_windows
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.spatial import scaled
 from hyperslab.nn.slab import Slab
@@ -63,7 +63,7 @@ def _moved(
     """The local shuffle, which leaves empty pieces as they are."""
     shape = layout.box(x.mesh.coords).shape
     return x.with_local(
-        function(window, factor) if 0 not in shape else nothing(shape, window), layout
+        function(window, factor) if 0 not in shape else empty_output(shape, window), layout
     )
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.layout import Layout, Split
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import Rule, integers, unsupported
 from hyperslab.nn.slab import Slab
 
@@ -156,4 +156,4 @@ def result_dtype(run: Callable[[Tensor], Tensor], x: Slab) -> torch.dtype:
 
 def no_outputs(shape: tuple[int, ...], x: Tensor, dtype: torch.dtype) -> Tensor:
     """The output of a rank that owns none of it, in the dtype of the other ranks' outputs."""
-    return nothing(shape, x.to(dtype))
+    return empty_output(shape, x.to(dtype))

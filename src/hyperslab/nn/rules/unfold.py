@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.layout import (
     Cuts,
@@ -22,7 +23,6 @@ from hyperslab.layout import (
     local_padding,
     plan_windows,
 )
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.rules.spatial import (
     check_batch,
@@ -53,7 +53,7 @@ def unfold_dim(input: Slab, dimension: int, size: int, step: int) -> Slab:
     if planned.box.spans[dim].size:
         local = window.local.unfold(dim, size, step)
     else:
-        local = nothing((*planned.box.shape, size), window.local)
+        local = empty_output((*planned.box.shape, size), window.local)
     shape, splits = planned.output.shape, planned.output.splits
     return window.viewed(local, Layout((*shape, size), (*splits, None)))
 
@@ -104,7 +104,7 @@ def unfold(
     layout = _columns(x, planned.output, patches.num_pixels)
     window, box = fetch(x.local, planned.exchange, x.mesh), layout.box(x.mesh.coords)
     if not box:
-        return x.with_local(nothing(box.shape, window), layout)
+        return x.with_local(empty_output(box.shape, window), layout)
     pads = local_padding(x.layout, patches.windows)
     local = F.unfold(window, patches.kernel, patches.dilation, pads, patches.stride)
     return x.with_local(local, layout)
@@ -149,7 +149,7 @@ def fold(
     )
     window, box = fetch(x.local, planned.exchange, x.mesh), layout.box(x.mesh.coords)
     if not box:
-        return x.with_local(nothing(box.shape, window), layout)
+        return x.with_local(empty_output(box.shape, window), layout)
     if not split:
         return x.with_local(F.fold(window, (height, width), *patches), layout)
     own = box.spans[2]

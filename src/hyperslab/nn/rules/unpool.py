@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.reduce import reduce_sum_
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, TransposedWindow, plan_windows
 from hyperslab.nn.align import localize
-from hyperslab.nn.nothing import nothing
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.rules.spatial import (
     along,
@@ -63,7 +63,7 @@ def _make_max_unpool(num_dims: int) -> None:
         window = fetch(x.local, planned.exchange, x.mesh)
         index = fetch(index, planned.exchange, x.mesh, fill=-1)
         if not planned.box:
-            local = nothing(planned.box.shape, window)
+            local = empty_output(planned.box.shape, window)
         elif split:
             local = _scattered(window, index, planned.box, sizes)
         else:

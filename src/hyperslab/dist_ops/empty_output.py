@@ -1,4 +1,4 @@
-"""The output of a rank that owns none of it."""
+"""The output of an operator on a rank that owns none of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def nothing(shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
+def empty_output(shape: tuple[int, ...], *inputs: Tensor | None) -> Tensor:
     """An empty tensor of ``shape`` that passes zero gradients to ``inputs``.
 
     Local operators refuse empty pieces, but their rank must still take part in the backward pass of

@@ -15,7 +15,7 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.kernels import batch_norm, tiles
+from hyperslab.kernels import norm, tiles
 from hyperslab.testing import assert_same_as_serial, averaged, seeded
 from hyperslab.testing.strategies import Place
 
@@ -92,7 +92,7 @@ def kernels():
         return call
 
     with ExitStack() as stack:
-        there = patch.object(batch_norm, "_has_kernels", lambda x: x.dtype in batch_norm._NATIVE)
+        there = patch.object(norm, "_has_kernels", lambda x: x.dtype in norm._NATIVE)
         stack.enter_context(there)
         for name, function in STAND_INS.items():
             stack.enter_context(patch.object(torch, name, noted(name, function)))

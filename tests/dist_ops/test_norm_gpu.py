@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.kernels import batch_norm
+from hyperslab.kernels import norm
 from hyperslab.testing import Team, assert_same_as_serial, averaged, seeded
 
 pytestmark = pytest.mark.gpu
@@ -34,13 +34,13 @@ def close(ours, exact, dtype):
 
 def passes_of(x, grad, weight, bias):
     """What the four functions make of a piece that is the whole."""
-    mean, var = batch_norm.mean_and_variance(x)
+    mean, var = norm.mean_and_variance(x)
     scale = torch.rsqrt(var + 1e-5)
-    out = batch_norm.normalize(x, mean, scale, weight, bias)
-    grad = batch_norm.in_memory_of(x, grad)
-    sums = batch_norm.gradient_sums(grad, x, mean, scale)
+    out = norm.normalize(x, mean, scale, weight, bias)
+    grad = norm.in_memory_of(x, grad)
+    sums = norm.gradient_sums(grad, x, mean, scale)
     means = torch.stack(sums) / (x.numel() / x.shape[1])
-    return mean, var, out, *sums, batch_norm.input_gradient(grad, x, mean, scale, weight, means)
+    return mean, var, out, *sums, norm.input_gradient(grad, x, mean, scale, weight, means)
 
 
 @pytest.mark.parametrize("offset", [0, 30])

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the seed and the global index, not on the mesh."""
+"""Counter-based random bits: they depend on the seed and the global index, not on the mesh."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from torch import Tensor
 
 from hyperslab.comm.graph import is_watched, unwatched
 from hyperslab.comm.journal import journal
+from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Grid, Layout
-from hyperslab.nn.slab import Slab
 
-NUM_WORDS = 1 << 32
-_WORD = NUM_WORDS - 1
+NUM_VALUES = 1 << 32
+"""How many values the 32 bits of an element may have."""
+_MASK = NUM_VALUES - 1
 _FACTORS = 0x21F0AAAD, 0x735A2D97  # of the hash lowbias32; below 2**31: no int64 product overflows
 
 KEPT_NUMEL = 1 << 17
 """The hashes of indices are kept for tensors of up to as many elements, as dense layers have."""
 
 
-def random_words(x: Slab, num_dims: int) -> Tensor:
-    """Words of 32 bits, in int64, for this rank's elements of ``x``, by their global index.
+def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int) -> Tensor:
+    """32 random bits, in int64, for each element that this rank holds, by its global index.
 
-    Only the first ``num_dims`` dims count; the tensor has extent 1 along the others. A word is a
-    hash of the index and a seed. For small tensors, where every call counts, it is a random
-    multiple of a hash that is kept, plus a random number: its high bits are as good, its lowest
-    bits less.
+    Only the first ``num_dims`` dims count; the result has extent 1 along the others. The bits are
+    a hash of the index and a seed. For small tensors, where every call counts, they are a random
+    multiple of a hash that is kept, plus a random number: the high bits are as good, the lowest
+    ones less.
 
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same numbers again.
     """
     sources = _sources.stack
     drawn = sources[-1]() if sources else draw()
-    place = (x.layout, x.mesh.grid, x.mesh.rank, num_dims, x.local.device)
+    place = (layout, mesh.grid, mesh.rank, num_dims, device)
     hashes = _hashes
     drawn_later = bool(sources) or is_watched()  # by replays, and in every step by compiled graphs
     if drawn_later:
@@ -46,20 +47,20 @@ def random_words(x: Slab, num_dims: int) -> Tensor:
         seed, number = drawn.tolist()
         journal.note(torch.randint, (seed,))  # ranks compare what they drew
         hashes = _kept_hashes
-    if math.prod(x.layout.shape) > KEPT_NUMEL:
+    if math.prod(layout.shape) > KEPT_NUMEL:
         return _hashes(seed, *place)
     # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
     factor, kept = seed >> 1 | 1, hashes(0, *place)
     if drawn_later:
-        return (kept * factor + number) & _WORD
-    return torch.rsub(kept, number, alpha=-factor) & _WORD  # type: ignore[call-overload, no-any-return]  # in one call
+        return (kept * factor + number) & _MASK
+    return torch.rsub(kept, number, alpha=-factor) & _MASK  # type: ignore[call-overload, no-any-return]  # in one call
 
 
 def draw(generator: torch.Generator | None = None) -> Tensor:
     """A seed and a number for one tensor, from torch's CPU generator or another one."""
     if generator is None:
         _drawn[0] += 1
-    return torch.randint(NUM_WORDS, (2,), generator=generator)
+    return torch.randint(NUM_VALUES, (2,), generator=generator)
 
 
 _drawn = [0]
@@ -111,8 +112,8 @@ _kept_hashes = lru_cache(maxsize=32)(unwatched()(_hashes))
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Every bit of the 32-bit words in ``bits`` spread over all of them."""
-    bits = (bits + 0x9E3779B9) & _WORD
-    bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _WORD
-    bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _WORD
+    """Every one of the 32 bits of each element spread over all of them."""
+    bits = (bits + 0x9E3779B9) & _MASK
+    bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _MASK
+    bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _MASK
     return bits ^ bits >> 15
