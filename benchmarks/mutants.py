@@ -1,7 +1,7 @@
 """How many plausible mistakes in the source do the tests notice?
 
     python benchmarks/mutants.py                       # all, about 20 minutes on 2 cores
-    python benchmarks/mutants.py --only nn/rules       # those whose file or words hold this
+    python benchmarks/mutants.py --only nn/ops       # those whose file or words hold this
     python benchmarks/mutants.py --list
 
 Each mutant of ``benchmarks/mutation`` is one mistake. It is made in a copy of the checkout, in a

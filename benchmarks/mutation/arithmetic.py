@@ -63,7 +63,7 @@ MUTANTS = [
         "layout/pooled.py",
         "return -(-cut * self.num // self.extent)",
         "return cut * self.num // self.extent",
-        "layout/test_pooled.py nn/test_adaptive_pool.py",
+        "layout/test_pooled.py nn/ops/windows/test_adaptive_pool.py",
         "outputs of adaptive pools are cut at the floor",
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
         "comm/fetch.py",
         "parts = [x.new_full([s.stop - s.start for s in w], fill) for w in exchange.outside]",
         "parts = [x.new_zeros([s.stop - s.start for s in w]) for w in exchange.outside]",
-        "comm/test_fetch.py nn/test_pad.py",
+        "comm/test_fetch.py nn/ops/windows/test_pad.py",
         "what lies outside the tensor is 0, whatever was asked for",
     ),
     Mutant(
@@ -226,7 +226,7 @@ MUTANTS = [
         "kernels/chunks.py",
         "_part(total, chunk).add_(made.sum(dims, keepdim=True, dtype=dtype))",
         "_part(total, chunk).copy_(made.sum(dims, keepdim=True, dtype=dtype))",
-        "kernels/test_tiled_operators.py nn/test_norm.py",
+        "kernels/test_tiled_operators.py nn/ops/reduce/test_norms.py",
         "a sum over chunks is that of the last",
     ),
     Mutant(

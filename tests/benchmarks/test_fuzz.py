@@ -61,5 +61,10 @@ def test_every_file_that_draws_examples_is_a_part(monkeypatch):
 
     parts = module.parts()
     sys.modules.pop("fuzz")
-    assert {"tests/nn/test_pad.py", "tests/io/test_npy.py", "networks", "zarr files"} <= {*parts}
+    assert {
+        "tests/nn/ops/windows/test_pad.py",
+        "tests/io/test_npy.py",
+        "networks",
+        "zarr files",
+    } <= {*parts}
     assert "tests/cli/test_main.py" not in parts

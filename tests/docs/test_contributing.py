@@ -35,14 +35,17 @@ def run_tests(rule, code):
 
 
 def test_the_test_of_the_rule_passes(files):
-    rule, code = files["src/hyperslab/nn/rules/trace.py"], files["tests/nn/test_trace.py"]
+    rule, code = (
+        files["src/hyperslab/nn/ops/reduce/trace.py"],
+        files["tests/nn/ops/reduce/test_trace.py"],
+    )
     with Team(2) as team:
         team.run(run_tests, rule, code)
 
 
 def test_the_sweep_finds_the_rule_right_on_every_split(page, files, tmp_path, monkeypatch):
     assert "`python -m hyperslab.testing.sweep trace`" in page
-    (tmp_path / "my_rules.py").write_text(files["src/hyperslab/nn/rules/trace.py"])
+    (tmp_path / "my_rules.py").write_text(files["src/hyperslab/nn/ops/reduce/trace.py"])
     monkeypatch.syspath_prepend(tmp_path)
     findings = sweep(["trace"], Effort(samples=3, trials=6), modules=["my_rules"])
     assert findings.of("right")

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import hyperslab as hs
 from hyperslab.kernels import tiles
+from hyperslab.nn.ops.windows import alone
 from hyperslab.nn.registry import rule_of
-from hyperslab.nn.rules import alone
 from hyperslab.testing import seeded
 
 X = (2, 4, 5, 6, 7)

@@ -4,7 +4,7 @@ from hyperslab.nn import (
     buffers as buffers,
     einops_backend as einops_backend,
     means as means,
-    rules as rules,
+    ops as ops,
 )
 from hyperslab.nn.enter import from_local as from_local, shard as shard
 from hyperslab.nn.parallelize import parallelize as parallelize

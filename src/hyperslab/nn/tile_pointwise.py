@@ -13,8 +13,8 @@ from torch import Tensor
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Span
 from hyperslab.nn.align import broadcast_layout
+from hyperslab.nn.ops.each.pointwise import POINTWISE, writes_in_place
 from hyperslab.nn.registry import dispatch
-from hyperslab.nn.rules.pointwise import POINTWISE, writes_in_place
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.tile_slab import TileSlab, not_by_tiles, tile_rule
 

@@ -24,9 +24,9 @@ from hyperslab.layout import (
     plan_piece_call,
     plan_transposed_call,
 )
-from hyperslab.nn.rules.conv import conv_windows
-from hyperslab.nn.rules.pool import _make_windows
-from hyperslab.nn.rules.spatial import check_steps, per_dim
+from hyperslab.nn.ops.windows.conv import conv_windows
+from hyperslab.nn.ops.windows.pool import _make_windows
+from hyperslab.nn.ops.windows.spatial import check_steps, per_dim
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.tile_slab import TileSlab, alone, not_by_tiles, tile_rule
 

@@ -25,8 +25,8 @@ from hyperslab.kernels import few_channels, fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
+from hyperslab.nn.ops.windows.spatial import autocast_dtype
 from hyperslab.nn.registry import dispatch, has_rule
-from hyperslab.nn.rules.spatial import autocast_dtype
 from hyperslab.nn.slab import Slab, flatten, is_slab
 
 POOLED_SHARE = 0.1

@@ -1,0 +1,250 @@
+"""Dropout and noise: the same on any mesh, by the seed and each element's global index."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from hyperslab.dist_ops.random_bits import NUM_VALUES, random_bits
+from hyperslab.errors import ConfigError
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab
+
+_SATURATION = 1.7580993408473766
+"""What SELU comes to, far below zero, with the sign changed."""
+
+
+@register(F.dropout, torch.dropout)
+def dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = True,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``input`` with each element zeroed with probability ``p``, the others scaled up for it."""
+    return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
+
+
+def _make_feature_dropout(num_dims: int) -> None:
+    function = getattr(F, f"dropout{num_dims}d")
+
+    @register(function)
+    def feature_dropout(
+        input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Slab:
+        """``input`` with each channel of each sample zeroed as a whole."""
+        if input.ndim != num_dims + 2:
+            why = f"it has {input.ndim} dims, and batched input has {num_dims + 2}"
+            raise unsupported(function, input, why)
+        return _drop(input, p, 2, training, inplace=inplace)
+
+
+@register(F.alpha_dropout, torch.alpha_dropout)
+def alpha_dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = False,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``input`` with elements set to what SELU saturates at, scaled to the same mean and spread."""
+    given = train if training is None else training
+    return _drop_alpha(input, p, input.ndim, given, inplace=inplace)
+
+
+@register(F.feature_alpha_dropout, torch.feature_alpha_dropout)
+def feature_alpha_dropout(
+    input: Slab,
+    p: float = 0.5,
+    train: bool = False,
+    inplace: bool = False,
+    *,
+    training: bool | None = None,
+) -> Slab:
+    """``alpha_dropout`` of whole channels."""
+    return _drop_alpha(input, p, 2, train if training is None else training, inplace=inplace)
+
+
+@register(torch.feature_dropout)
+def channel_dropout(input: Slab, p: float, train: bool) -> Slab:
+    """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
+    return _drop(input, p, 2, train, inplace=False)
+
+
+def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
+    if not training or p in (0, 1):
+        return _drop(x, p, num_dims, training, inplace=inplace)
+    keep = _keep_mask(x, num_dims, p)
+    scale = ((_SATURATION**2 * p + 1) * (1 - p)) ** -0.5
+    shift = _SATURATION * scale * p
+    lost = x.local.new_full((), shift - _SATURATION * scale)
+    dropped = torch.where(keep, x.local * scale + shift, lost)
+    return x.copy_(x.with_local(dropped)) if inplace else x.with_local(dropped)
+
+
+def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
+    if not training or p == 0:
+        return x
+    if p == 1:
+        zero = x.local.new_zeros(())
+        return x.mul_(zero) if inplace else x.with_local(x.local * zero)
+    if not x.is_floating_point():
+        raise ConfigError(f"dropout scales what it keeps, which a {x.dtype} tensor cannot hold")
+    keep = _keep_mask(x, num_dims, p)
+    scale = 1 / (1 - p)
+    if inplace:
+        x.local.mul_(keep * x.local.new_full((), scale))
+        return x
+    return x.with_local(x.local * scale * keep)
+
+
+def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
+    """True where the element stays, the same along the dims after the first ``num_dims``."""
+    return random_bits(x.layout, x.mesh, x.local.device, num_dims) >= round(p * NUM_VALUES)
+
+
+for _num_dims in (1, 2, 3):
+    _make_feature_dropout(_num_dims)
+
+
+def _uniform(x: Slab) -> Tensor:
+    """Numbers from 0 to below 1 for this rank's elements of ``x``, in float64."""
+    place = x.layout, x.mesh, x.local.device, x.ndim
+    high, low = (random_bits(*place).expand(x.box.shape) for _ in range(2))
+    numbers: Tensor = (high * (1 << 21) + (low >> 11)).double() / (NUM_VALUES << 21)
+    return numbers
+
+
+def _as_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """``numbers`` below 1 in ``dtype``, in which none may be rounded up to 1."""
+    steps = 2 / torch.finfo(dtype).eps
+    return ((numbers * steps).floor() / steps).to(dtype)
+
+
+def _normal(x: Slab) -> Tensor:
+    """Numbers of the standard normal distribution, in float64."""
+    radius = torch.sqrt(-2 * torch.log1p(-_uniform(x)))
+    return radius * torch.cos(2 * math.pi * _uniform(x))
+
+
+def _like(x: Slab, local: Tensor, dtype: torch.dtype | None, options: dict[str, Any]) -> Slab:
+    made = local.to(dtype or x.dtype).requires_grad_(bool(options.pop("requires_grad", False)))
+    return x.with_local(made)
+
+
+def _check(function: Any, x: Slab, generator: Generator | None, kind: torch.dtype) -> None:
+    """Raises for what only torch's own generators can give."""
+    if generator is not None:
+        raise unsupported(function, x, "a generator of its own draws other numbers on every rank")
+    if not kind.is_floating_point:
+        raise unsupported(function, x, "its numbers are not floating point")
+
+
+def _require(holds: bool, words: str) -> None:
+    if not holds:
+        raise RuntimeError(words)
+
+
+@register(torch.rand_like)
+def rand_like(
+    input: Slab,
+    *,
+    dtype: torch.dtype | None = None,
+    generator: Generator | None = None,
+    **options: Any,
+) -> Slab:
+    """Numbers from 0 to below 1, in the shape of ``input``."""
+    kind = dtype or input.dtype
+    _check(torch.rand_like, input, generator, kind)
+    return _like(input, _as_dtype(_uniform(input), kind), kind, options)
+
+
+@register(torch.randn_like)
+def randn_like(
+    input: Slab,
+    *,
+    dtype: torch.dtype | None = None,
+    generator: Generator | None = None,
+    **options: Any,
+) -> Slab:
+    """Numbers of the standard normal distribution, in the shape of ``input``."""
+    _check(torch.randn_like, input, generator, dtype or input.dtype)
+    return _like(input, _normal(input), dtype, options)
+
+
+@register(torch.bernoulli)
+def bernoulli(input: Slab, p: float | None = None, *, generator: Generator | None = None) -> Slab:
+    """Ones with the probability that each element of ``input``, or ``p``, says; else zeros."""
+    _check(torch.bernoulli, input, generator, input.dtype)
+    _require(p is None or 0 <= p <= 1, f"bernoulli wants a probability, got {p}")
+    chance = input.local.detach() if p is None else p
+    no_grad = input.local.nan_to_num() * 0  # torch's gradient of it is zero, not none
+    return input.with_local(no_grad + (_uniform(input) < chance).to(input.dtype))
+
+
+@register(Tensor.normal_)
+def normal_(
+    self: Slab, mean: float = 0, std: float = 1, *, generator: Generator | None = None
+) -> Slab:
+    """``self``, filled with numbers of a normal distribution."""
+    _check(Tensor.normal_, self, generator, self.dtype)
+    _require(std >= 0, f"normal_ wants a spread of at least 0, got {std}")
+    self.local.copy_(_normal(self) * std + mean)
+    return self
+
+
+@register(Tensor.uniform_)
+def uniform_(self: Slab, to: float = 0, end: float = 1, **options: Any) -> Slab:
+    """``self``, filled with numbers from the first to below the second bound."""
+    low, high = options.pop("from", to), options.pop("to", end)
+    _check(Tensor.uniform_, self, options.pop("generator", None), self.dtype)
+    _require(low <= high, f"uniform_ wants bounds that rise, got {low} and {high}")
+    self.local.copy_(_as_dtype(_uniform(self), self.dtype) * (high - low) + low)
+    return self
+
+
+@register(Tensor.bernoulli_)
+def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None) -> Slab:
+    """``self``, filled with ones with probability ``p`` and else zeros."""
+    if isinstance(p, Tensor | Slab):
+        raise unsupported(
+            Tensor.bernoulli_, self, "its probability is a tensor: use torch.bernoulli"
+        )
+    _check(Tensor.bernoulli_, self, generator, self.dtype)
+    _require(0 <= p <= 1, f"bernoulli_ wants a probability, got {p}")
+    self.local.copy_(_uniform(self) < p)
+    return self
+
+
+@register(Tensor.exponential_)
+def exponential_(self: Slab, lambd: float = 1, *, generator: Generator | None = None) -> Slab:
+    """``self``, filled with numbers of an exponential distribution."""
+    _check(Tensor.exponential_, self, generator, self.dtype)
+    _require(lambd > 0, f"exponential_ wants a rate above 0, got {lambd}")
+    self.local.copy_(-torch.log1p(-_uniform(self)) / lambd)
+    return self
+
+
+@register(F.gumbel_softmax)
+def gumbel_softmax(
+    logits: Slab, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Any:
+    """A sample of classes by their ``logits``, soft, or hard with the gradient of the soft one."""
+    x: Any = logits
+    noise: Any = torch.empty_like(x)
+    soft = ((x - noise.exponential_().log()) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = (soft == soft.amax(dim, keepdim=True)).to(soft.dtype)
+    return chosen - soft.detach() + soft

@@ -1,0 +1,90 @@
+"""Dense layers, and numbers looked up in tensors that are whole on every rank."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.errors import LayoutError
+from hyperslab.nn.ops.products.matmul import Names, contract
+from hyperslab.nn.ops.reduce.along import Along, run_along
+from hyperslab.nn.ops.reduce.extremes import extreme_of
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab
+
+
+@register(F.linear)
+def linear(
+    input: Slab | Tensor, weight: Slab | Tensor, bias: Slab | Tensor | None = None
+) -> Slab | Tensor:
+    """``input @ weight.T + bias`` along the last dim; summed over the ranks if that is split."""
+    if not input.ndim or not 0 < weight.ndim < 3 or weight.shape[-1] != input.shape[-1]:
+        raise LayoutError(
+            f"linear: a weight of shape {tuple(weight.shape)} does not fit an input of shape "
+            f"{tuple(input.shape)}"
+        )
+    if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
+        fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+        if fits and not input.layout.splits[-1]:  # no rank needs anything of the others
+            layout = input.layout.with_dim(input.ndim - 1, weight.shape[0])
+            return input.with_local(F.linear(input.local, weight, bias), layout)
+    names, output = _names(input.ndim, weight.ndim)
+    return contract(F.linear, (input, weight), names, output, F.linear, bias)
+
+
+@lru_cache(maxsize=64)
+def _names(ndim: int, weight: int) -> tuple[tuple[Names, Names], Names]:
+    batch = tuple(f"batch {n}" for n in range(ndim - 1))
+    out = ("out",) if weight == 2 else ()
+    return ((*batch, "in"), (*out, "in")), (*batch, *out)
+
+
+_LOOKED_UP = Along(lambda *_: (), others="whole", looks=True)
+_ROW_BY_ROW = Along(lambda *_: -1)
+
+
+@register(F.embedding)
+def embedding(
+    input: Slab | Tensor,
+    weight: Slab | Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    """The rows of ``weight``, whole on every rank, that ``input`` names."""
+    if max_norm is not None or scale_grad_by_freq:
+        slab = input if isinstance(input, Slab) else weight
+        assert isinstance(slab, Slab)
+        why = "max_norm and scale_grad_by_freq depend on which rows other ranks read"
+        raise unsupported(F.embedding, slab, why)
+    return run_along(F.embedding, _LOOKED_UP, (input, weight, padding_idx), {"sparse": sparse})
+
+
+@register(F.one_hot)
+def one_hot(tensor: Slab, num_classes: int = -1) -> Any:
+    """Each number as a vector of zeros and a one; by default as long as the largest one asks."""
+    x = tensor
+    if num_classes == -1 and x.layout.split_dims:
+        if not x.numel():
+            raise LayoutError("one_hot of an empty tensor needs num_classes")
+        num_classes = int(extreme_of(x, tuple(range(x.ndim)), largest=True)) + 1
+    return run_along(F.one_hot, _LOOKED_UP, (x, num_classes), {})
+
+
+@register(torch.searchsorted)
+def searchsorted(sorted_sequence: Slab | Tensor, input: Any = None, **kwargs: Any) -> Any:
+    """Where each number belongs in a sorted sequence: one for all, or one for each row of them."""
+    values = kwargs.pop("self", input)
+    if sorted_sequence.ndim == 1 and isinstance(values, Slab | Tensor):
+
+        def search(values: Tensor, sequence: Tensor, **options: Any) -> Tensor:
+            return torch.searchsorted(sequence, values, **options)
+
+        return run_along(search, _LOOKED_UP, (values, sorted_sequence), kwargs)
+    return run_along(torch.searchsorted, _ROW_BY_ROW, (sorted_sequence, values), kwargs)

@@ -1,0 +1,1 @@
+"""Functions that reduce over dims: sums, extremes, normalisations, losses."""

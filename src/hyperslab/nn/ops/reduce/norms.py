@@ -1,0 +1,275 @@
+"""Normalisations: of a batch, of groups and layers, of instances, and local responses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.reduce import reduce_sum
+from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardize
+from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.kernels.norm import fits, standardize_by
+from hyperslab.nn.align import check_operands, localize
+from hyperslab.nn.ops.reduce.reductions import widened
+from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.slab import Slab
+
+
+def _per_channel(t: Tensor, ndim: int) -> Tensor:
+    return t.view(-1, *[1] * (ndim - 2))
+
+
+def _is_affine(weight: Tensor | None, bias: Tensor | None) -> bool:
+    return weight is not None or bias is not None
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``x * weight + bias``, in ``x``'s dtype, as torch's norms give it; ``x`` without both."""
+    weight = None if weight is None else weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
+    if weight is not None and bias is not None:
+        return torch.addcmul(bias, x, weight)
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    ends = [None if t is None else _per_channel(t, x.ndim) for t in (weight, bias)]
+    return _affine(x, *ends)
+
+
+def _check_channels(function: Any, input: Slab, *per_channel: Tensor | None) -> Slab:
+    """``input``, if its channels are whole and there is one number a channel in each of the others.
+
+    Ranks that hold nothing would not see the local norm refuse.
+    """
+    x = check_operands(function, input, *per_channel)
+    if x.ndim < 2:
+        raise LayoutError(f"{function.__name__} wants at least 2 dims, got shape {tuple(x.shape)}")
+    if x.layout.splits[1]:
+        raise unsupported(function, x, "its channels are split")
+    for t in per_channel:
+        if t is not None and tuple(t.shape) != x.layout.shape[1:2]:
+            raise LayoutError(
+                f"{function.__name__}: {tuple(t.shape)} is not one number for each channel of an "
+                f"input of shape {tuple(x.shape)}"
+            )
+    return x
+
+
+def _update(running: Tensor, new: Tensor, momentum: float) -> None:
+    with torch.no_grad():
+        running.lerp_(new.to(running.dtype), momentum)
+
+
+def _by_running(
+    function: Any,
+    x: Slab,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Slab:
+    """``x`` standardised by running statistics."""
+    if mean is None or var is None:
+        raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
+    if fits(x.local):
+        return x.with_local(F.batch_norm(x.local, mean, var, weight, bias, eps=eps))
+    local = standardize_by(x.local, mean, var, eps)
+    return x.with_local(_affine_per_channel(local, weight, bias))
+
+
+@register(F.batch_norm)
+def batch_norm(
+    input: Slab,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Slab:
+    """Batch norm over the global batch, or over one spatial group where the mesh says so."""
+    x = _check_channels(F.batch_norm, input, running_mean, running_var, weight, bias)
+    if not training:
+        return _by_running(F.batch_norm, x, running_mean, running_var, weight, bias, eps)
+    dims = (0, *range(2, x.ndim))
+    over = dims[1:] if x.mesh.batch_stats == "spatial" else dims
+    axes = x.layout.axes_of(over)
+    if not axes and fits(x.local):
+        return x.with_local(
+            F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps)
+        )
+    num_samples = x.layout.shape[0] if 0 in over else x.local.shape[0]
+    count = num_samples * math.prod(x.layout.shape[2:])
+    if count == 1:
+        raise ValueError(
+            f"expected more than 1 value per channel when training, got {tuple(x.shape)}"
+        )
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
+    moments = Moments(dims, axes, count)
+    local, mean, var = _normalized(x, (weight, bias), moments, eps)
+    if running_mean is not None:
+        _update(running_mean, mean.flatten(), momentum)
+    if running_var is not None:
+        _update(running_var, var.flatten() * (count / (count - 1)), momentum)
+    return x.with_local(local)
+
+
+def _normalized(x: Slab, ends: Ends, moments: Moments, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    if not torch.compiler.is_compiling():
+        return normalize_channels(x.local, ends, moments, eps, x.mesh)
+    # Of functions that compilers know how to differentiate.
+    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))
+    return _affine_per_channel(local, *ends), mean, var
+
+
+@register(F.instance_norm)
+def instance_norm(
+    input: Slab,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Slab:
+    """Instance norm over the whole of every sample."""
+    x = _check_channels(F.instance_norm, input, running_mean, running_var, weight, bias)
+    if not use_input_stats:
+        return _by_running(F.instance_norm, x, running_mean, running_var, weight, bias, eps)
+    count = math.prod(x.layout.shape[2:])
+    if count == 1:
+        raise ValueError(
+            f"expected more than 1 spatial element when training, got {tuple(x.shape)}"
+        )
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
+    dims = range(2, x.ndim)
+    axes = x.layout.axes_of(dims)
+    if (
+        not axes
+        and running_mean is None
+        and running_var is None
+        and fits(x.local)
+        and x.local.numel()
+    ):
+        return x.with_local(F.instance_norm(x.local, None, None, weight, bias, True, momentum, eps))
+    moments, inner = Moments(tuple(dims), axes, count), _is_affine(weight, bias)
+    local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
+    # Only with running statistics, or ranks that have samples (above) would not take part.
+    if running_mean is not None:
+        _update(running_mean, _sample_mean(mean, x), momentum)
+    if running_var is not None:
+        _update(running_var, _sample_mean(var, x) * (count / (count - 1)), momentum)
+    return x.with_local(_affine_per_channel(local, weight, bias))
+
+
+def _sample_mean(stat: Tensor, x: Slab) -> Tensor:
+    """The mean of a statistic of every sample and channel over the global batch."""
+    total = reduce_sum(stat.sum(0).flatten(), x.mesh, x.layout.axes_of([0]))
+    return total / x.layout.shape[0]
+
+
+@register(F.group_norm, torch.group_norm)
+def group_norm(
+    input: Slab,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Slab:
+    """Group norm over the whole of every sample's groups of channels."""
+    x = _check_channels(F.group_norm, input, weight, bias)
+    dims = range(2, x.ndim)
+    axes = x.layout.axes_of(dims)
+    num_samples, channels = x.local.shape[:2]
+    if num_groups < 1 or channels % num_groups:
+        raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
+    if not axes and fits(x.local):
+        return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
+    grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
+    count = channels // num_groups * math.prod(x.layout.shape[2:])
+    if not count:
+        return x.with_local(_affine_per_channel(x.local, weight, bias))
+    moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
+    local = standardize(grouped, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
+    return x.with_local(_affine_per_channel(local.view(x.local.shape), weight, bias))
+
+
+@register(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: Slab,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Slab:
+    """Layer norm over the last dims; their weights are cut as the dims are."""
+    x = check_operands(F.layer_norm, input, weight, bias)
+    dims = _last_dims(F.layer_norm, x, normalized_shape, weight, bias)
+    axes = x.layout.axes_of(dims)
+    if not axes and fits(x.local):
+        return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
+    moments = Moments(dims, axes, math.prod(normalized_shape))
+    box = x.box
+    local = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
+    ends = [None if t is None else localize(t, x.layout, box) for t in (weight, bias)]
+    return x.with_local(_affine(local, *ends))
+
+
+def _last_dims(
+    function: Any, x: Slab, normalized_shape: Sequence[int], *weights: Tensor | None
+) -> tuple[int, ...]:
+    """The dims of ``normalized_shape``, if those of ``x`` and of the weights are such."""
+    num, fits = len(normalized_shape), tuple(normalized_shape)
+    name = function.__name__
+    if not 0 < num <= x.ndim or fits != x.layout.shape[x.ndim - num :]:
+        raise LayoutError(f"{name} over {fits} does not fit the shape {tuple(x.shape)}")
+    for t in weights:
+        if t is not None and tuple(t.shape) != fits:
+            raise LayoutError(f"{name} over {fits} with a weight of shape {tuple(t.shape)}")
+    return tuple(range(x.ndim - num, x.ndim))
+
+
+@register(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    input: Slab,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Slab:
+    """``input`` divided by the root of its mean square over the last dims."""
+    x = check_operands(F.rms_norm, input, weight)
+    dims = _last_dims(F.rms_norm, x, normalized_shape, weight)
+    axes = x.layout.axes_of(dims)
+    if not axes:
+        return x.with_local(F.rms_norm(x.local, list(normalized_shape), weight, eps))
+    wide = widened(x.local)
+    squares = reduce_sum(wide.square().sum(dims, keepdim=True), x.mesh, axes)
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps
+    local = (wide * torch.rsqrt(squares / math.prod(normalized_shape) + eps)).to(x.dtype)
+    return x.with_local(_affine(local, localize(weight, x.layout, x.box), None))
+
+
+@register(F.local_response_norm)
+def local_response_norm(
+    input: Slab, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Slab:
+    """The local norm of each piece, as no pixel needs another and channels are whole."""
+    if not input.is_floating_point():
+        raise unsupported(F.local_response_norm, input, "its numbers are not floating point")
+    if input.ndim > 1 and input.layout.splits[1]:
+        raise unsupported(F.local_response_norm, input, "its channels are split")
+    return input.with_local(F.local_response_norm(input.local, size, alpha, beta, k))

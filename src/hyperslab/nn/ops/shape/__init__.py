@@ -1,0 +1,1 @@
+"""Functions that move, choose and join elements without computing with them."""

@@ -1,0 +1,184 @@
+"""Pools, and the activations that waited for them, in one pass over memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops.halo_pool import PoolPlan, halo_pool, plan_pool
+from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.layout import (
+    Box,
+    Grid,
+    Layout,
+    Window,
+    Windowed,
+    local_padding,
+    plan_halo,
+    plan_windows,
+)
+from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
+from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, pool_windows, unpadded
+from hyperslab.nn.ops.windows.spatial import check_extents
+from hyperslab.nn.registry import register, rule_of
+from hyperslab.nn.slab import Slab
+
+Numbers = int | Sequence[int]
+
+
+def _make_rule(
+    function: Callable[..., Any], num_dims: int, fuse: Callable[..., Slab | None]
+) -> None:
+    alone = rule_of(function)
+
+    @register(function)
+    def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
+        out = fuse(function, input, *args, **kwargs) if _pays(input, num_dims) else None
+        return alone(input, *args, **kwargs) if out is None else out
+
+    POOLS.add(function)
+
+
+def _pays(x: Any, num_dims: int) -> bool:
+    if not isinstance(x, Slab) or x.ndim != num_dims + 2:
+        return False
+    waits = isinstance(x, Deferred) and x.source is not None
+    return waits or (type(x) is Slab and fused.pays(x.local))
+
+
+def _fuse_average(
+    function: Callable[..., Any],
+    x: Slab,
+    kernel_size: Numbers,
+    stride: Numbers | None = None,
+    padding: Numbers = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Slab | None:
+    if ceil_mode or divisor_override is not None:
+        return None
+    windows = pool_windows(x, kernel_size, stride, padding, ceil=False)
+    plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, windows, count_include_pad)
+    return None if plan is None else _run(function, x, plan)
+
+
+class _Plan(NamedTuple):
+    """How one rank pools."""
+
+    pool: Pool
+    """Of what it fetches."""
+    windowed: Windowed
+    fill: float
+    """What is fetched from outside the tensor."""
+    halo: PoolPlan | None
+    """How to do without fetching all, where there is an interior and something is sent."""
+
+
+@lru_cache(maxsize=1024)
+def _plan_average(
+    grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...], count_include_pad: bool
+) -> _Plan | None:
+    if not count_include_pad and any(layout.splits[2:]):  # here padding is data along split dims
+        return None
+
+    def pool(pads: Sequence[int]) -> Pool:
+        return Pool("avg", *_sizes(windows), tuple(pads), count_include_pad)
+
+    def pads(outputs: Box) -> tuple[int, ...]:
+        return local_padding(layout, windows)
+
+    return _plan(grid, rank, layout, windows, pool, pads, 0.0)
+
+
+def _fuse_maximum(
+    function: Callable[..., Any],
+    x: Slab,
+    kernel_size: Numbers,
+    stride: Numbers | None = None,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Slab | None:
+    windows = pool_windows(x, kernel_size, stride, padding, dilation, ceil=False)
+    if ceil_mode or return_indices or any(w.dilation != 1 for w in windows):
+        return None
+    return _run(function, x, _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, windows))
+
+
+@lru_cache(maxsize=1024)
+def _plan_maximum(grid: Grid, rank: int, layout: Layout, windows: tuple[Window, ...]) -> _Plan:
+    starts = unpadded(windows)
+
+    def pool(pads: Sequence[int]) -> Pool:
+        return Pool("max", *_sizes(windows), tuple(pads))
+
+    def pads(outputs: Box) -> list[int]:
+        return pads_at_start(layout, starts, outputs)
+
+    return _plan(grid, rank, layout, starts, pool, pads, -math.inf)
+
+
+def _plan(
+    grid: Grid,
+    rank: int,
+    layout: Layout,
+    windows: tuple[Window, ...],
+    pool: Callable[[Sequence[int]], Pool],
+    pads: Callable[[Box], Sequence[int]],
+    fill: float,
+) -> _Plan:
+    """``pool`` is that with some padding, ``pads`` what is not fetched for some outputs."""
+    windowed = plan_windows(grid, rank, layout, (None, None, *windows))
+    halo = None if windowed.exchange.idle else plan_halo(grid, rank, layout, windows)
+    found = None if halo is None else plan_pool(halo, windows, windowed.box, pool, pads, fill)
+    return _Plan(pool(pads(windowed.box)), windowed, fill, found)
+
+
+def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(w.kernel for w in windows), tuple(w.stride for w in windows)
+
+
+def _run(function: Callable[..., Any], x: Slab, plan: _Plan) -> Slab | None:
+    """The pooled Slab, or None where this rank has no kernel for it.
+
+    What travels between ranks is activated: not all may have one.
+    """
+    box, exchange, output = plan.windowed.box, plan.windowed.exchange, plan.windowed.output
+    check_extents(function, x, output)
+    if not box:
+        return None
+    out = pooled(x, plan.pool) if exchange.idle and exchange.stays else None
+    if out is None and plan.halo:
+        out = _run_halo(x, plan.halo)
+    if out is None:
+        piece, slope = unactivated(x) if exchange.idle else (x.local, 1.0)
+        if not act_pool.is_supported(piece, slope, plan.pool):
+            return None
+        window: Tensor = fetch(piece, exchange, x.mesh, fill=plan.fill)
+        if window is not piece and not act_pool.is_supported(window, slope, plan.pool):
+            window = window.contiguous()
+        out = act_pool.activate_and_pool(window, slope, plan.pool)
+    return Slab(as_many(out, box.shape), output, x.mesh)
+
+
+def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:
+    piece, slope = unactivated(x)
+    if not act_pool.is_supported(piece, slope, plan.interior):
+        return None
+    return halo_pool(piece, slope, plan, x.mesh)
+
+
+for _num_dims in (2, 3):
+    _make_rule(getattr(F, f"avg_pool{_num_dims}d"), _num_dims, _fuse_average)
+    for _space in (F, torch):
+        _make_rule(getattr(_space, f"max_pool{_num_dims}d"), _num_dims, _fuse_maximum)

@@ -1,0 +1,95 @@
+"""Convolutions with few input channels, by fused kernels: they wait for activation and pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.kernels import conv_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.kernels.conv import Settings, conv_few_channels
+from hyperslab.nn.align import check_operands
+from hyperslab.nn.deferred import Convolved, defer_conv
+from hyperslab.nn.ops.windows.conv import conv_windows, plan_conv
+from hyperslab.nn.ops.windows.spatial import (
+    autocast_dtype,
+    check_extents,
+    check_spatial,
+    check_weights,
+    per_dim,
+)
+from hyperslab.nn.registry import register, rule_of
+from hyperslab.nn.slab import Slab
+
+
+def _make_rule(num_dims: int) -> None:
+    function = getattr(F, f"conv{num_dims}d")
+    alone = rule_of(function)
+
+    @register(function)
+    def conv(
+        input: Any,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: str | int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Any:
+        if type(input) is Slab and input.ndim == num_dims + 2 and fused.pays(input.local):
+            settings = Settings(per_dim(stride, num_dims), per_dim(dilation, num_dims), groups)
+            pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
+            out = _defer(function, input, weight, bias, pads, settings)
+            if out is not None:
+                return out
+        return alone(input, weight, bias, stride, padding, dilation, groups)
+
+
+def _defer(
+    function: Callable[..., Any],
+    input: Slab,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: str | tuple[int, ...],
+    settings: Settings,
+) -> Slab | None:
+    """The output, if a kernel can make it from what is here: an exchange is better hidden."""
+    ones = (1,) * (input.ndim - 2)
+    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.ndim != input.ndim:
+        return None
+    dtype = autocast_dtype(weight)
+    if not settings.padded(ones).is_fused(input.local, weight, dtype):
+        return None
+    x = check_spatial(function, check_operands(function, input, weight, bias), input.ndim - 2)
+    check_weights(function, x, weight, bias, (weight.shape[1], weight.shape[0]), 1)
+    windows = conv_windows(tuple(weight.shape[2:]), ones, padding, ones)
+    plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+    check_extents(function, x, plan.output)
+    if not plan.exchange.idle or not plan.box:
+        return None
+    kernel, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    piece = fetch(x.local, plan.exchange, x.mesh)
+
+    def run(slope: float) -> Tensor:
+        return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
+
+    def run_pool(slope: float, pool: Pool) -> Tensor | None:
+        if not conv_pool.pays(piece, kernel, plan.padding):
+            return None
+        if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
+            return None
+        return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
+
+    operands = [t for t in (piece, kernel, shift) if t is not None]
+    if any(t.is_inference() for t in operands):  # nobody could tell whether they were written into
+        return x.with_local(run(1.0), plan.output)
+    return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
+
+
+for _num_dims in (2, 3):
+    _make_rule(_num_dims)

@@ -1,0 +1,165 @@
+"""Pooled values put back where they were found, in 1 to 3 dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperslab.comm.fetch import fetch
+from hyperslab.comm.reduce import reduce_sum_
+from hyperslab.dist_ops.empty_output import empty_output
+from hyperslab.errors import LayoutError
+from hyperslab.layout import Box, TransposedWindow, plan_windows
+from hyperslab.nn.align import localize
+from hyperslab.nn.ops.windows.spatial import (
+    along,
+    check_batch,
+    check_extents,
+    check_steps,
+    one_sample,
+    per_dim,
+    without_samples,
+)
+from hyperslab.nn.registry import integers, register, unsupported
+from hyperslab.nn.slab import Slab
+
+
+def _make_max_unpool(num_dims: int) -> None:
+    function = getattr(F, f"max_unpool{num_dims}d")
+
+    @register(function)
+    @without_samples(num_dims)
+    def max_unpool(
+        input: Slab,
+        indices: Slab | Tensor,
+        kernel_size: int | Sequence[int],
+        stride: int | Sequence[int] | None = None,
+        padding: int | Sequence[int] = 0,
+        output_size: Sequence[int] | None = None,
+    ) -> Slab:
+        """Zeros, and ``input`` at ``indices``, which count the output's pixels.
+
+        Along split dims an index must lie in the window whose largest value it is that of.
+        """
+        x = check_batch(function, input, num_dims)
+        places = _as_batch(indices, x.ndim)
+        if tuple(places.shape) != tuple(x.shape):
+            raise LayoutError(
+                f"{function.__name__}: indices of shape {tuple(places.shape)} for values of shape "
+                f"{tuple(x.shape)}"
+            )
+        windows = _windows(function, x, kernel_size, stride, padding, output_size)
+        planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
+        check_extents(function, x, planned.output)
+        index, sizes = localize(places, x.layout, x.box), planned.output.shape[2:]
+        split = any(x.layout.splits[2:])
+        if split:
+            _check_indices(function, x, index, windows, sizes)
+        window = fetch(x.local, planned.exchange, x.mesh)
+        index = fetch(index, planned.exchange, x.mesh, fill=-1)
+        if not planned.box:
+            local = empty_output(planned.box.shape, window)
+        elif split:
+            local = _scattered(window, index, planned.box, sizes)
+        else:
+            local = _unpool(window, index, sizes)
+        return x.with_local(local, planned.output)
+
+
+def _as_batch(indices: Slab | Tensor, ndim: int) -> Slab | Tensor:
+    """``indices``, with a sample dim if the values were given one."""
+    if len(indices.shape) == ndim:
+        return indices
+    return one_sample(indices) if isinstance(indices, Slab) else indices.unsqueeze(0)
+
+
+def _windows(
+    function: Callable[..., Any],
+    x: Slab,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None,
+    padding: int | Sequence[int],
+    output_size: Sequence[int] | None,
+) -> tuple[TransposedWindow, ...]:
+    num_dims = x.ndim - 2
+    kernels, pads = per_dim(kernel, num_dims), per_dim(padding, num_dims)
+    strides = kernels if stride is None else per_dim(stride, num_dims)
+    check_steps((*kernels, *strides), pads)
+    windows = list(map(TransposedWindow, kernels, strides, pads))
+    if output_size is None:
+        return tuple(windows)
+    sizes = integers(output_size)
+    sizes = sizes[2:] if len(sizes) == num_dims + 2 else sizes
+    extra = [
+        size - window.output_extent(n)
+        for size, window, n in zip(sizes, windows, x.layout.shape[2:], strict=False)
+    ]
+    if len(sizes) != num_dims or any(abs(e) >= s for e, s in zip(extra, strides, strict=True)):
+        raise LayoutError(
+            f"{function.__name__}: an output size of {tuple(output_size)} does not fit an input of "
+            f"shape {tuple(x.shape)} with a kernel of {kernels} and a stride of {strides}"
+        )
+    return tuple(map(TransposedWindow, kernels, strides, pads, (1,) * num_dims, extra))
+
+
+def _check_indices(
+    function: Callable[..., Any],
+    x: Slab,
+    indices: Tensor,
+    windows: Sequence[TransposedWindow],
+    sizes: Sequence[int],
+) -> None:
+    """Raises on all ranks if any index lies outside its window along a split dim.
+
+    Collective over all ranks: what the indices are, only their owners know.
+    """
+    good = (indices >= 0) & (indices < math.prod(sizes))
+    for dim, (window, place) in enumerate(
+        zip(windows, _places(indices, sizes), strict=True), start=2
+    ):
+        if x.layout.splits[dim]:
+            span = x.box.spans[dim]
+            first = torch.arange(*span, device=x.device) * window.stride - window.padding
+            first = along(first, dim, x.ndim)
+            good &= (place >= first) & (place < first + window.kernel)
+    if int(reduce_sum_((~good).sum(), x.mesh, x.mesh.grid.long_axes)):
+        raise unsupported(function, x, "some indices lie outside their windows")
+
+
+def _places(indices: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Where ``indices`` into a tensor of ``sizes`` lie along each of its dims."""
+    places = []
+    for dim in range(len(sizes)):
+        inner = math.prod(sizes[dim + 1 :])
+        places.append(indices // inner)
+        indices = indices % inner
+    return places
+
+
+def _scattered(values: Tensor, indices: Tensor, own: Box, sizes: Sequence[int]) -> Tensor:
+    """This rank's pixels: zeros, and those of ``values`` whose indices are among them."""
+    inside, flat = indices >= 0, torch.zeros_like(indices)
+    for place, span in zip(_places(indices, sizes), own.spans[2:], strict=True):
+        inside &= (place >= span.start) & (place < span.stop)
+        flat = flat * span.size + (place - span.start)
+    rows, *others = own.shape[2:]
+    # Values that are other ranks' go to a row after the last, which is left out.
+    flat = torch.where(inside, flat, rows * math.prod(others))
+    return _unpool(values, flat, [rows + 1, *others]).narrow(2, 0, rows)
+
+
+def _unpool(values: Tensor, indices: Tensor, sizes: Sequence[int]) -> Tensor:
+    if len(sizes) == 3:
+        return torch.ops.aten.max_unpool3d(values, indices, sizes, (1, 1, 1), (0, 0, 0))  # type: ignore[no-any-return]
+    if len(sizes) == 2:
+        return torch.ops.aten.max_unpool2d(values, indices, sizes)  # type: ignore[no-any-return]
+    return _unpool(values.unsqueeze(-1), indices.unsqueeze(-1), [*sizes, 1]).squeeze(-1)
+
+
+for _num_dims in (1, 2, 3):
+    _make_max_unpool(_num_dims)
