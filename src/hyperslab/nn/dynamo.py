@@ -22,7 +22,9 @@ from hyperslab.nn.parallelize import Parallel
 from hyperslab.nn.registry import functions_with_rules
 from hyperslab.nn.replica import Replica
 
-_PACKAGES = ("hyperslab.comm.", "hyperslab.kernels.", "hyperslab.layout.", "hyperslab.nn.")
+_PACKAGES = tuple(
+    f"hyperslab.{package}." for package in ("comm", "dist_ops", "kernels", "layout", "nn")
+)
 _CALL_USERS_MODULES = (
     Parallel.forward,
     Replica.__call__,
