@@ -33,7 +33,7 @@ from gpu.record import NO_TIME, Found, Record
 from gpu.trial import Evidence, Setting, Trial
 
 from hyperslab.kernels import fused
-from hyperslab.nn import spare_memory
+from hyperslab.nn.depth_first import memory_watch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LAST = Setting(channels_last=True, benchmark=False)
@@ -124,7 +124,7 @@ def _memory_left(way: Way) -> Iterator[float]:
     ballast = torch.empty(0, dtype=torch.uint8)
     if way.left_gib is not None and DEVICE.type == "cuda":
         batch = 4 * torch.Size(way.case.shape).numel()
-        spare = max(0, int(spare_memory.free_bytes(DEVICE) - way.left_gib * GIB - batch))
+        spare = max(0, int(memory_watch.free_bytes(DEVICE) - way.left_gib * GIB - batch))
         ballast = torch.empty(spare, dtype=torch.uint8, device=DEVICE)
     try:
         yield ballast.numel() / GIB

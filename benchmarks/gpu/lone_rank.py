@@ -23,7 +23,7 @@ from hyperslab.comm.messages import Pending
 from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.kernels import faces
 from hyperslab.layout import AXES, Grid, Layout, Split, cut_evenly
-from hyperslab.nn.means import leave_to_fsdp
+from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.slab import Slab
 
 FETCH = import_module("hyperslab.comm.fetch")  # its package names the function so

@@ -135,7 +135,7 @@ MUTANTS = [
         "comm/journal.py",
         "        mixed = mixed * 31 + entry.fingerprint & 0xFFFFFFFF",
         "        mixed = mixed + entry.fingerprint & 0xFFFFFFFF",
-        "comm/test_journal.py nn/test_disagreement.py",
+        "comm/test_journal.py nn/parallel/test_disagreement.py",
         "ranks that run the same operators in another order agree",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = [
         "comm/mesh.py",
         "return tuple(axis for axis in self.grid.long_axes if axis not in axes)",
         "return tuple(axis for axis in self.grid.long_axes if axis in axes)",
-        "comm/test_mesh.py nn/test_means.py",
+        "comm/test_mesh.py nn/parallel/test_outside_tensors.py",
         "replicas are looked for along the axes that split",
     ),
     Mutant(

@@ -1,13 +1,11 @@
 """Slabs, the rules by which torch functions act on them, and parallel modules."""
 
 from hyperslab.nn import (
-    buffers as buffers,
     einops_backend as einops_backend,
-    means as means,
     ops as ops,
 )
-from hyperslab.nn.enter import from_local as from_local, shard as shard
-from hyperslab.nn.parallelize import parallelize as parallelize
-from hyperslab.nn.recut import gather as gather
+from hyperslab.nn.parallel import buffers as buffers, outside_tensors as outside_tensors
+from hyperslab.nn.parallel.parallelize import parallelize as parallelize
+from hyperslab.nn.placement import from_local as from_local, gather as gather, shard as shard
 from hyperslab.nn.registry import register as register
 from hyperslab.nn.slab import Slab as Slab

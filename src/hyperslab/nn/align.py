@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Split
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.nn.registry import unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 

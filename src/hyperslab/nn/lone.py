@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
-from hyperslab.nn.depth_first import DepthFirst
+from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.lone_dropout import Draws, Dropouts
 from hyperslab.nn.parts import Parts
 from hyperslab.nn.registry import has_users_rules

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import dropout
 
 from hyperslab.dist_ops.random_bits import draw, num_drawn
-from hyperslab.nn.tile_slab import alone
+from hyperslab.nn.depth_first.tile_slab import alone
 from hyperslab.nn.watched_slab import Watch, WatchedSlab
 
 _FORWARDS = {getattr(dropout, name).forward for name in dropout.__all__}

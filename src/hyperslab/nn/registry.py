@@ -101,7 +101,7 @@ def dispatch(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     Where there is no rule, or it refuses these arguments, the default handles them.
     """
     if is_dynamo_compiling():
-        from hyperslab.nn.compiled import dispatch_in_graph  # loads the compiler
+        from hyperslab.nn.compile import dispatch_in_graph  # loads the compiler
 
         return dispatch_in_graph(function, args, kwargs)
     if _WAITING.calls:

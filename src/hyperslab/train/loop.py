@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from hyperslab.nn.parallelize import Parallel
+from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
 from hyperslab.train.batch import Batch, Roles
 from hyperslab.train.checkpoints import Checkpoints

@@ -14,7 +14,7 @@ from torch import Tensor
 from hyperslab.comm import reduce_sum
 from hyperslab.errors import ConfigError
 from hyperslab.nn import Slab, gather
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.train.fitting import IGNORED, Values
 
 Floats = NDArray[np.float64]

@@ -19,7 +19,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Split
 from hyperslab.nn.ops.reduce.reductions import refuse_out, widened
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.nn.registry import dispatch, integers, register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 

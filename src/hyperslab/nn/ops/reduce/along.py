@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from hyperslab.comm.agree import run_together
 from hyperslab.layout import Layout, Split
 from hyperslab.nn.adopt import write_adopted
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.nn.registry import integers, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid, is_slab
 

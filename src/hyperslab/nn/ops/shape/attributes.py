@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyperslab.nn.ops.shape.arrange import flip
 from hyperslab.nn.ops.shape.dims import unpacked
-from hyperslab.nn.recut import gather
+from hyperslab.nn.placement import gather
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab, getter
 

@@ -22,7 +22,7 @@ from hyperslab.layout import (
     plan_exchange,
 )
 from hyperslab.nn.ops.shape.dims import check_dim
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.nn.registry import numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 

@@ -21,7 +21,7 @@ from hyperslab.nn.ops.windows.spatial import (
     result_dtype,
     without_samples,
 )
-from hyperslab.nn.recut import whole_along
+from hyperslab.nn.placement import whole_along
 from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
-from hyperslab.nn.recut import recut
+from hyperslab.nn.placement import recut
 from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 

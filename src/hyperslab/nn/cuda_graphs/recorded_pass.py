@@ -1,0 +1,262 @@
+"""A forward and a backward pass of a module, recorded once and replayed on new values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm.graph import held_constants
+from hyperslab.errors import ConfigError
+from hyperslab.nn.cuda_graphs.module_state import ModuleState
+from hyperslab.nn.cuda_graphs.own_pass import Given, OwnPass, Places, tensors_in
+from hyperslab.nn.cuda_graphs.recorder import Recorder
+from hyperslab.nn.cuda_graphs.replayable import (
+    CannotReplayError,
+    Look,
+    check_output,
+    plain_values,
+    sharing,
+)
+from hyperslab.nn.outputs import map_tensors, tensors_of
+from hyperslab.nn.slab import is_slab
+from hyperslab.nn.trial_run import untouched
+
+
+class Recorded:
+    """A pass of ``module`` on arguments like ``given``, recorded, which leaves no trace.
+
+    Raises ``CannotReplayError`` where replays would not do the same.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        module: nn.Module,
+        recorder: Recorder,
+        turn: Turn,
+        given: Given,
+        usual: Places | None,
+    ) -> None:
+        """Gradients of the outputs ``usual`` are expected to come together, if of any."""
+        self._pass, self._turn, self._follow = OwnPass(run, module, given), turn, recorder.follow
+        device = self._pass.device
+        with untouched(module), _same_values(module, device), _same_seeds(device):
+            self._practise(module, recorder, usual)
+            with held_constants() as self._constants:
+                self._record(recorder)
+
+    def _practise(self, module: nn.Module, recorder: Recorder, usual: Places | None) -> None:
+        """Runs the pass twice: to be compiled and to choose algorithms, and to be looked at."""
+        own = self._pass
+        with recorder.practice():
+            own.forward()
+            own.find_sources(usual)
+            for way in own.ways:
+                own.backward(way)
+        values = plain_values(own.out)
+        look = Look(module, own.inputs)
+        with recorder.practice(), recorder.watch_for_waits() as waits:
+            own.run()
+        look.check(waits)
+        own.stand_ins.check()
+        check_output(own.out, own.device, [*own.inputs, *look.state.tensors])
+        if plain_values(own.out) != values:
+            raise CannotReplayError("it returns numbers that differ between passes")
+        self._state = look.state  # keeps alive what the recorded pass reads
+        saved = sharing(look.state.tensors, own.saved)
+        self._saved = [tensor for tensor in saved if not tensor.is_inference()]
+
+    def _record(self, recorder: Recorder) -> None:
+        own = self._pass
+        own.forget()
+        outputs, self._forward_again = recorder.record(own.forward)
+        self._backwards = {way: recorder.record(partial(own.backward, way)) for way in own.ways}
+        self._outputs = [out.detach() for out in outputs]
+        self._without_grad = [i for i in range(len(outputs)) if i not in own.grads]
+        self._template = map_tensors(Tensor.detach, own.out)
+        own.forget()
+
+    def __call__(self, given: Given) -> Any:
+        """What the module would return."""
+        tensors = tensors_in(tree_leaves(given, is_leaf=is_slab))
+        self._follow()
+        with torch.no_grad():
+            for own, tensor in zip(self._pass.inputs, tensors, strict=True):
+                own.copy_(tensor)
+        self._pass.seeds.refill()
+        if self._pass.grads:
+            sources = self._pass.sources(tensors, self._pass.stand_ins.weights)
+            outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
+        else:
+            outputs = self.replay_forward()
+        rest = iter(outputs)
+        return map_tensors(lambda _: next(rest), self._template)
+
+    def replay_forward(self) -> list[Tensor]:
+        """Outputs that no later replay overwrites."""
+        self._forward_again()
+        return [out.clone() for out in self._outputs]
+
+    def begin(self, outputs: Sequence[Tensor]) -> tuple[Ticket, list[Tensor]]:
+        """What the backward pass of the last replay will need, and outputs without gradients."""
+        ticket = Ticket(self._saved)
+        self._turn.take(ticket)
+        return ticket, [outputs[place] for place in self._without_grad]
+
+    def replay_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of inputs and weights, where any of ``grads`` leads there."""
+        own = self._pass
+        given = Places(place for place in own.grads if grads[place] is not None)
+        way = given if given in self._backwards else own.ways[-1]
+        for place in way:
+            if (grad := grads[place]) is None:
+                own.grads[place].zero_()
+            else:
+                own.grads[place].copy_(grad)
+        found, run_again = self._backwards[way]
+        run_again()
+        if way != given:
+            found = self._reached(given, found)
+        return _copies(found)
+
+    def _reached(self, given: Places, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Those of ``found`` that autograd brings gradients of the outputs ``given``.
+
+        The other outputs had gradients of zero, which make NaN of a derivative that is infinite.
+        """
+        reach = [self._pass.reach[place] for place in given]
+        kept = [x if any(own[i] for own in reach) else None for i, x in enumerate(found)]
+        if not all(grad.isfinite().all() for grad in kept if grad is not None):
+            recorded = " or ".join(str(sorted(way)) for way in self._pass.ways)
+            raise ConfigError(
+                f"gradients of outputs {sorted(given)} alone came to be infinite or NaN. CUDA "
+                f"graphs have recorded those of {recorded}, and take others for zeros: use the "
+                "same outputs in every loss, or parallelize without cuda_graphs"
+            )
+        return kept
+
+
+def _copies(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """``grads`` in memory that no replay overwrites: ``param.grad`` may come to be one of them."""
+    kept = [grad for grad in grads if grad is not None]
+    copies = iter(torch._foreach_mul(kept, 1) if kept else [])
+    return [None if grad is None else next(copies) for grad in grads]
+
+
+class _Replay(Function):
+    """A recorded pass as one function, of the inputs and weights that want gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, recorded: Recorded, *sources: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        outputs = recorded.replay_forward()
+        ctx.recorded = recorded
+        ctx.ticket, without_grad = recorded.begin(outputs)
+        ctx.mark_non_differentiable(*without_grad)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.ticket.use()
+        return None, *ctx.recorded.replay_backward(grads)
+
+
+@contextmanager
+def _same_values(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """After it, buffers and other tensors that modules hold, but weights, have the same values."""
+    held = [x for x in ModuleState(module, device).tensors if not isinstance(x, Parameter)]
+    memory = [x.untyped_storage() for x in held if not x.is_meta]
+    kept = {each.data_ptr(): (each, each.clone()) for each in memory}
+    try:
+        yield
+    finally:
+        for each, values in kept.values():  # no tensor counts it
+            each.copy_(values)
+
+
+def _same_seeds(device: torch.device) -> Any:
+    """A context after which torch draws the numbers that it would have drawn without it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+class Ticket:
+    """A forward pass that was replayed; its backward pass may be yet to come."""
+
+    def __init__(self, saved: Sequence[Tensor]) -> None:
+        """Of ``saved`` the backward pass needs the values that they have now."""
+        self._saved, self._versions = saved, [tensor._version for tensor in saved]
+        self.used = False
+
+    def use(self) -> None:
+        """Says that the backward pass comes now."""
+        if self.used:
+            raise ConfigError(
+                "a second backward pass through one forward pass, whose activations CUDA graphs "
+                "have overwritten: add up the losses and call backward once, or parallelize "
+                "without cuda_graphs"
+            )
+        self.used = True
+        if [tensor._version for tensor in self._saved] != self._versions:
+            raise ConfigError(
+                "weights or buffers were written into between a forward pass and its backward "
+                "pass, which needs those of the forward pass: step the optimizer after the "
+                "backward pass"
+            )
+
+
+class Turn:
+    """Whose activations lie in the memory that all recorded passes share."""
+
+    def __init__(self) -> None:
+        self._holder: Callable[[], Ticket | None] = lambda: None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a backward pass may still come that needs what lies there."""
+        ticket = self._holder()
+        return ticket is not None and not ticket.used
+
+    def take(self, ticket: Ticket) -> None:
+        self._holder = weakref.ref(ticket)
+
+
+def note_used(out: Any, note: Callable[[Places], None]) -> Any:
+    """``out``, with copies in it: ``note`` gets the places of those that get gradients.
+
+    A hook of each tensor would not tell: one that others are computed from always gets a gradient.
+    """
+    outputs = tensors_of(out)
+    places = [place for place, tensor in enumerate(outputs) if tensor.requires_grad]
+    if len(places) < 2:  # then it gets one, or there is no backward pass
+        return out
+    given = [outputs[place] for place in places]
+    copies = _Note.apply(note, places, *given)  # type: ignore[no-untyped-call]
+    rest = iter({**dict(enumerate(outputs)), **dict(zip(places, copies, strict=True))}.values())
+    return map_tensors(lambda _: next(rest), out)
+
+
+class _Note(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, note: Callable[[Places], None], places: list[int], *outputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.note, ctx.places = note, places
+        return tuple([output.clone() for output in outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.places, grads, strict=True)
+        ctx.note(Places(place for place, grad in pairs if grad is not None))
+        return None, None, *grads

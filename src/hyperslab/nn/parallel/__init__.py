@@ -1,0 +1,1 @@
+"""Modules that train on a mesh: ``parallelize``, and the averaging of their gradients."""

@@ -1,0 +1,139 @@
+"""What is checked of a module and its passes, so that mistakes are told early and by name."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm.agree import Comparison, post_comparison
+from hyperslab.comm.journal import journal
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import ConfigError, HyperslabError
+from hyperslab.nn.slab import is_slab
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Raises unless weights and buffers have shapes and values."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name} of a lazy module has no shape yet: run the module once on a small plain "
+                "tensor, on every rank alike, before parallelize"
+            )
+        if tensor.is_meta:
+            raise ConfigError(
+                f"{name} is on the meta device, without values: call module.to_empty(device=...) "
+                "and initialize the weights, or load them, before parallelize"
+            )
+
+
+def check_layers(module: nn.Module, mesh: Mesh) -> None:
+    """Raises where a layer would talk to other ranks by itself."""
+    if mesh.num_ranks == 1:
+        return
+    for name, layer in module.named_modules():
+        if layer.training and isinstance(layer, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the module'} is a SyncBatchNorm, which cannot run on split tensors: "
+                "use BatchNorm, whose statistics are those of the global batch on any mesh"
+            )
+
+
+class BackwardHooks:
+    """Those of ``module`` and its parts, registered now or at any time before a pass."""
+
+    def __init__(self, module: nn.Module, mesh: Mesh) -> None:
+        self._hooks = [
+            (name, part.__dict__[kind])
+            for name, part in module.named_modules()
+            for kind in ("_backward_hooks", "_backward_pre_hooks")
+            if mesh.rank == 0 and part.__dict__.get(kind) is not None
+        ]
+        self._tables = [table for _, table in self._hooks]
+
+    def warn(self, given: object = None) -> None:
+        """Warns, once and on rank 0, if there are any and there is a Slab in what a pass is given.
+
+        Without ``given``, of passes to come.
+        """
+        if not any(self._tables):
+            return
+        if given is not None and not any(map(is_slab, tree_leaves(given, is_leaf=is_slab))):
+            return
+        hooked = dict.fromkeys(name or "the module itself" for name, table in self._hooks if table)
+        self._hooks, self._tables = [], []
+        warnings.warn(
+            f"full backward hooks do not fire on Slabs: those of {', '.join(hooked)} will not; "
+            "hook the tensors themselves, x.local.register_hook, in a forward hook",
+            stacklevel=3,
+        )
+
+
+@dataclass
+class Comparisons:
+    """The comparisons of a module's forward passes.
+
+    They travel while the backward pass runs and are settled at its end, or by the next forward
+    pass; at once where there will be no backward pass.
+    """
+
+    mesh: Mesh
+    _pending: list[Comparison] = field(default_factory=list)
+    _begun: int = 0
+    """How many operators had been run when a forward pass began."""
+    _compared: int | None = None
+    """How many have been compared."""
+
+    def begin(self) -> None:
+        """Says that a forward pass begins."""
+        self._begun = journal.count
+
+    @property
+    def is_on_slabs(self) -> bool:
+        """Whether the forward pass that began last has run operators on Slabs."""
+        return journal.count != self._begun
+
+    def post(self) -> None:
+        """Begins to compare what was run since the last comparison, losses included.
+
+        Collective over all ranks. One rank may run a module by itself on a plain tensor: nothing
+        is compared then.
+        """
+        if self.mesh.num_ranks == 1 or not self.is_on_slabs:
+            return
+        entries = journal.since(self._begun if self._compared is None else self._compared)
+        self._compared = journal.count
+        self.settle()
+        self._pending.append(post_comparison(entries, self.mesh))
+        if not torch.is_grad_enabled():
+            self.settle()
+
+    def settle(self) -> None:
+        """Raises if ranks ran different operators. Collective over all ranks."""
+        while self._pending:
+            self._pending.pop().settle()
+
+
+def add_module_path(error: Exception, module: nn.Module) -> None:
+    """Adds to ``error``, which came out of ``module``, the name of the innermost part it came from.
+
+    It is found in the error's traceback, so that modules need no hooks.
+    """
+    names = {id(part): name for name, part in module.named_modules()}
+    innermost, trace = module, error.__traceback__
+    while trace is not None:
+        part = trace.tb_frame.f_locals.get("self")
+        if isinstance(part, nn.Module) and id(part) in names:
+            innermost = part
+        trace = trace.tb_next
+    name = names[id(innermost)] or "the outermost module"
+    where = f"in {name}, a {type(innermost).__name__.removeprefix('Parallel')}"
+    if isinstance(error, HyperslabError) and error.args:
+        error.args = (f"{error.args[0]} ({where})", *error.args[1:])
+    else:
+        error.add_note(where)

@@ -1,0 +1,310 @@
+"""Gradients of weights that every rank holds: averaged over ranks while the backward pass runs."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
+from torch.compiler import is_dynamo_compiling
+
+from hyperslab.comm.failure import contact
+from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import UnsupportedOp
+from hyperslab.nn.outputs import tensors_of
+from hyperslab.nn.parallel.checks import Comparisons
+
+
+class Replica:
+    """A module whose gradients are averaged over all ranks by the end of each backward pass.
+
+    Each pass that reaches one of its weights does that, whichever methods or parts of the module
+    ran, how often and in which order. Weights may be frozen, thawed or replaced at any time.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        mesh: Mesh,
+        comparisons: Comparisons,
+    ) -> None:
+        self._module, self._forward = module, forward
+        self._mesh, self._comparisons = mesh, comparisons
+        self._is_synced = True
+        self._owed: dict[int, tuple[int, Tensor]] = {}
+        """Weights that got gradients within ``no_sync``, by their ids, with their places."""
+        self._trained: list[Tensor] = []
+        self._buckets: dict[int, Bucket] = {}
+        """Of the weights that are trained, by their ids."""
+        self.nodes: dict[int, Any] = {}
+        """What adds to the gradients of weights in compiled graphs, by their places."""
+        self._number = len(_replicas)
+        _replicas.append(weakref.ref(self))
+        self.watch_weights()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            from hyperslab.nn.compile import watch_weights_of  # loads the compiler
+
+            watch_weights_of(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
+            return self._forward(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        self.watch_weights()
+        out = self._forward(*args, **kwargs)
+        if self._is_synced:
+            for leaf in tensors_of(out):
+                if leaf.grad_fn is not None:
+                    leaf.register_hook(self._before_backward)
+        return out
+
+    @property
+    def is_synced(self) -> bool:
+        return self._is_synced
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._is_synced = self._is_synced, False
+        try:
+            yield
+        finally:
+            self._is_synced = before
+
+    def watch_weights(self) -> None:
+        """Makes the weights that the module has now tell when they get gradients.
+
+        Not tensors that stand in for them, as in ``torch.func.functional_call``.
+        """
+        trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
+        if len(trained) == len(self._trained) and all(map(_is, trained, self._trained)):
+            return
+        for weight in trained:
+            if isinstance(weight, nn.Parameter) and watcher_of(weight) is None:
+                Watcher.set_on(weight, self)
+        mine = [p for p in trained if (found := watcher_of(p)) and found.replica() is self]
+        self._trained, self._buckets = mine, buckets_of(reversed(mine))
+
+    @torch.enable_grad()
+    def keep_nodes(self) -> None:
+        """Compiled graphs ask for them where torch makes no nodes."""
+        for weight in self._trained:
+            self.nodes[weight._hyperslab_place] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
+
+    def on_grad(self, weight: Tensor, place: int) -> None:
+        """Called when ``weight`` got a gradient."""
+        averaging = Averaging.of_this_pass(self._mesh)
+        if not self._is_synced and not averaging.has(self):
+            self._owed[id(weight)] = (place, weight)
+            return
+        averaging.join(self, self._before_end)
+        self._owed.pop(id(weight), None)
+        bucket = self._buckets.get(id(weight))
+        if bucket is None or is_seen(weight):  # by somebody who may change it
+            averaging.at_end(weight, place)
+        else:
+            averaging.now(weight, place, bucket)
+
+    def _before_backward(self, grad: Tensor) -> None:
+        Averaging.of_this_pass(self._mesh).join(self, self._before_end)
+
+    def _before_end(self, averaging: Averaging) -> None:
+        self._comparisons.settle()
+        for place, weight in self._owed.values():
+            averaging.at_end(weight, place)
+        self._owed.clear()
+
+
+_replicas: list[weakref.ref[Replica]] = []
+
+
+def prepare_for_graph(replica: int) -> None:
+    """When a graph is made, which it is anew where other weights want gradients."""
+    if found := _replicas[replica]():
+        found.watch_weights()
+        found.keep_nodes()
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+class Watcher:
+    """What a weight calls when it got a gradient; it does not keep its replica alive."""
+
+    def __init__(self, replica: Replica, place: int) -> None:
+        self.replica, self._place = weakref.ref(replica), place
+
+    @classmethod
+    def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
+        place = next(_places)
+        weight.register_post_accumulate_grad_hook(cls(replica, place))
+        _weights[place] = weight
+        weight._hyperslab_place = place  # type: ignore[attr-defined]
+
+    def __call__(self, weight: Tensor) -> None:
+        if replica := self.replica():
+            replica.on_grad(weight, self._place)
+
+
+_places = itertools.count()
+_weights: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
+
+
+def weight_at(place: int) -> nn.Parameter | None:
+    """The weight whose ``_hyperslab_place`` that is: compiled graphs know it by this number."""
+    return _weights.get(place)
+
+
+def watcher_of(x: Tensor) -> Watcher | None:
+    """By which a replica is told of gradients of ``x``."""
+    hooks: Any = x._post_accumulate_grad_hooks
+    for hook in hooks.values() if hooks else ():
+        if type(hook) is Watcher and hook.replica() is not None:
+            return hook
+    return None
+
+
+def is_seen(leaf: Tensor) -> bool:
+    """Whether hooks show the gradient of ``leaf`` to somebody else than a replica."""
+    after: Any = leaf._post_accumulate_grad_hooks or {}
+    return bool(leaf._backward_hooks) or any(type(h) is not Watcher for h in after.values())
+
+
+BUCKET_NBYTES = 25 << 20
+"""Gradients of this size are sent while the backward pass goes on."""
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Leaves of one dtype and device whose gradients share a message."""
+
+    leaves: list[Tensor] = field(default_factory=list)
+
+    @property
+    def is_full(self) -> bool:
+        return sum(leaf.nbytes for leaf in self.leaves) >= BUCKET_NBYTES
+
+
+def buckets_of(leaves: Iterable[Tensor]) -> dict[int, Bucket]:
+    """By the ids of ``leaves``, which come in the order in which a backward pass reaches them."""
+    found: dict[int, Bucket] = {}
+    last: dict[object, Bucket] = {}
+    for leaf in leaves:
+        kind = leaf.dtype, leaf.device
+        if kind not in last or last[kind].is_full:
+            last[kind] = Bucket()
+        last[kind].leaves.append(leaf)
+        found[id(leaf)] = last[kind]
+    return found
+
+
+class Averaging:
+    """What one backward pass averages over the ranks. Get it from ``of_this_pass``.
+
+    Averages what has been added up in ``grad`` so far: what was averaged before is equal on all
+    ranks, and stays. Ranks run the same graph, in the opposite order of its making, and so send the
+    same messages in the same order.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._waiting: dict[int, tuple[int, Tensor]] = {}
+        """The leaves, by their ids, and their places in the last message."""
+        self._missing: dict[Bucket, int] = {}
+        """How many of their leaves have no gradient yet."""
+        self._messages: list[_Message] = []
+        self._who: dict[object, Callable[[Averaging], None]] = {}
+        Variable._execution_engine.queue_callback(self._finish)
+
+    @classmethod
+    def of_this_pass(cls, mesh: Mesh) -> Averaging:
+        """That of the backward pass which is running, which keeps it alive."""
+        number = torch._C._current_graph_task_id()
+        found = _passes.get(number)
+        if found is None:
+            found = _passes[number] = cls(mesh)
+        return found
+
+    def at_end(self, leaf: Tensor, place: int) -> None:
+        """Has ``leaf.grad`` averaged at the end of the pass; leaves are sent in order of places."""
+        self._waiting[id(leaf)] = (place, leaf)
+
+    def now(self, leaf: Tensor, place: int, bucket: Bucket) -> None:
+        """As ``at_end``, or as soon as all of ``bucket`` have got their gradients in this pass."""
+        self.at_end(leaf, place)
+        self._missing[bucket] = self._missing.get(bucket, len(bucket.leaves)) - 1
+        if not self._missing[bucket]:
+            for each in bucket.leaves:
+                del self._waiting[id(each)]
+            self._messages.append(_Message(bucket.leaves, self._mesh))
+
+    def join(self, who: object, before_end: Callable[[Averaging], None]) -> None:
+        """Has ``before_end`` called, once, before the rest is sent."""
+        self._who[who] = before_end
+
+    def has(self, who: object) -> bool:
+        return who in self._who
+
+    def _finish(self) -> None:
+        for before_end in self._who.values():
+            before_end(self)
+        alike: dict[object, list[Tensor]] = {}
+        for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
+            if leaf.grad is not None:
+                alike.setdefault((leaf.grad.dtype, leaf.grad.device), []).append(leaf)
+        self._messages += [_Message(leaves, self._mesh) for leaves in alike.values()]
+        for message in self._messages:
+            message.receive()
+
+
+_passes: WeakValueDictionary[int, Averaging] = WeakValueDictionary()
+"""Those of the backward passes that are running, by their numbers."""
+
+
+class _Message:
+    """The gradients of some leaves, on their way to the other ranks and back."""
+
+    @torch.no_grad()
+    def __init__(self, leaves: Sequence[Tensor], mesh: Mesh) -> None:
+        self._leaves, self._mesh = leaves, mesh
+        grads = [_dense(leaf) for leaf in leaves]
+        # Divided before they are summed, as half overflows.
+        self._mean = torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks
+        self._sent = [(grad, grad._version) for grad in grads]
+        with contact("averaging gradients", mesh):
+            self._work: Any = dist.all_reduce(self._mean, async_op=True)
+
+    @torch.no_grad()
+    def receive(self) -> None:
+        with contact("averaging gradients", self._mesh):
+            self._work.wait()
+        means = self._mean.split([grad.numel() for grad, _ in self._sent])
+        for leaf, (grad, version), mean in zip(self._leaves, self._sent, means, strict=True):
+            if leaf.grad is not grad or grad._version != version:
+                raise UnsupportedOp(
+                    f"the gradient of a weight of shape {tuple(leaf.shape)} was changed in a "
+                    "backward pass while it was averaged over the ranks: change it in a hook of "
+                    "the weight, or after the pass"
+                )
+            grad.copy_(mean.view_as(grad))
+
+
+def _dense(leaf: Tensor) -> Tensor:
+    grad = leaf.grad
+    assert grad is not None
+    if grad.layout != torch.strided:
+        raise UnsupportedOp(
+            f"the gradient of a weight of shape {tuple(leaf.shape)} has the layout {grad.layout}, "
+            "which is not averaged over ranks: make the layer with sparse=False"
+        )
+    return grad

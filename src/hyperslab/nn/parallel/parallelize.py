@@ -1,0 +1,387 @@
+"""Any module, on any mesh."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
+
+from hyperslab.comm.agree import agree_on
+from hyperslab.comm.broadcast import broadcast_
+from hyperslab.comm.failure import contact
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.one_thread import one_thread
+from hyperslab.errors import ConfigError
+from hyperslab.nn.cuda_graphs.graphed import Graphed, check_graphs
+from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
+from hyperslab.nn.depth_first import memory_watch
+from hyperslab.nn.depth_first.chains import (
+    AUTO,
+    DepthFirstNames,
+    find_chains,
+    install_candidates,
+    install_chains,
+    installed_chains,
+)
+from hyperslab.nn.depth_first.memory_watch import MemoryWatch
+from hyperslab.nn.lone import Lone
+from hyperslab.nn.parallel.checks import (
+    BackwardHooks,
+    Comparisons,
+    add_module_path,
+    check_layers,
+    check_tensors,
+)
+from hyperslab.nn.parallel.gradient_averaging import Replica
+from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
+from hyperslab.nn.slab import Slab, is_slab
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def parallelize(
+    module: Module,
+    mesh: Mesh,
+    *,
+    shard_weights: bool = False,
+    batch_stats: str = "global",
+    depth_first: DepthFirstNames = AUTO,
+    cuda_graphs: bool = False,
+) -> Module:
+    """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
+
+    Weights are whole on every rank and their gradients averaged while the backward pass runs; with
+    ``shard_weights`` FSDP2 spreads both. ``batch_stats="spatial"`` computes BatchNorm's statistics
+    over the ranks that share a sample rather than over the global batch, as DDP users expect; its
+    buffers are then those of rank 0. Weights, buffers and torch's random state (dropout masks come
+    from it) become those of rank 0. Keys of ``state_dict`` stay.
+
+    Modules named in ``depth_first`` (``"block1"``, or ``"features.0-2"`` for consecutive children
+    of an ``nn.Sequential``), such as convolution, activation and pool, are computed tile by tile:
+    each tile goes through the whole of the module before the next, only the module's input is
+    kept, and the backward pass computes the rest again. The result is the same. A mapping from
+    names to numbers says how many elements the largest tensor in a tile may have, about 2**29 by
+    default. They cannot be compiled, and hooks of modules inside them run once for every tile.
+
+    ``"auto"`` picks such modules where memory is short. Before the first training step on inputs
+    larger than any before, on a GPU, ``forward`` runs once on tensors without values, without Slabs
+    and hooks, to count what the step will keep; chains are picked, the largest first, if that is
+    more than what is free on some rank, and a line in the log says so. It is the default because
+    results do not change but to rounding, where memory suffices nothing is done, and where it does
+    not the step would have failed. Modules with BatchNorm or dropout inside, those with hooks, and
+    networks with ``shard_weights`` are left as they are; ``()`` does without it.
+
+    On one rank, ``forward`` is given plain tensors where Slabs change nothing and only cost time.
+    The first pass on arguments of new shapes or dtypes shows that: no fused kernel convolves in it,
+    nothing is cut into tiles, no rule is the user's, no layer has hooks, nothing asks for what only
+    Slabs have or keeps one, and only layers of dropout draw random numbers.
+
+    With ``cuda_graphs``, on one rank with a GPU, passes are recorded in CUDA graphs and replayed,
+    so that the GPU does not wait for the host: for each kind of arguments (shapes, dtypes, memory
+    formats), the second pass records and later ones replay. Outputs, gradients and random numbers
+    are the same; Python code of ``forward`` no longer runs. Passes that cannot be recorded run as
+    ever, and a line in the log says why: the host waits for the GPU in them (``item()``, indices
+    by masks), parts of the module have hooks or are computed depth first, attributes change.
+    Between a forward pass and its backward pass, a second forward pass runs as ever, and one
+    forward pass can have one backward pass. On CPUs it does nothing.
+
+    A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
+    two for HSDP), keeps what it was given there.
+
+    Collective over the mesh.
+    """
+    _check(module, mesh, batch_stats)
+    if cuda_graphs:
+        check_graphs(mesh)
+    mesh = replace(mesh, batch_stats=batch_stats)
+    chains = find_chains(module, depth_first)
+    sharded = _is_sharded(module, mesh)
+    module.to(mesh.device)
+    named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
+    traits = shard_weights, batch_stats, named, _traits(module)
+    agree_on("the module given to parallelize", traits, mesh)
+    weights = [] if sharded else module.parameters()
+    broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
+    _share_random_state(mesh)
+    BackwardHooks(module, mesh).warn()
+    install_chains(chains)
+    if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):
+        install_candidates(module)
+    if sharded:
+        _guard_views(module)
+        leave_to_fsdp(module)
+    elif shard_weights and mesh.num_ranks > 1:
+        leave_to_fsdp(module)
+        _shard_weights(
+            module, mesh, {part for chain in chains if chain.children for part in chain.parts}
+        )
+    replicated = mesh.num_ranks > 1 and not shard_weights and not sharded
+    _become_parallel(module, mesh, replicated=replicated, cuda_graphs=cuda_graphs)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What ``parallelize`` adds to a module, under one name that no class will use."""
+
+    mesh: Mesh
+    cls: type[nn.Module]
+    """The module's class before."""
+    patch: Callable[..., Any] | None
+    """A ``forward`` of the instance rather than of its class, if it had one."""
+    run: Callable[..., Any]
+    """What ``forward`` calls."""
+    comparisons: Comparisons
+    hooks: BackwardHooks
+    memory: MemoryWatch | None
+    """What picks modules to compute depth first; None where there are none to pick from."""
+
+
+class Parallel:
+    """What ``parallelize`` adds to a module's class, as FSDP2 adds to it."""
+
+    _hyperslab: _State
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._hyperslab
+        if kwargs or any(type(arg) is not Slab for arg in args):
+            args, kwargs = tree_map(self._on_mesh, (args, kwargs), is_leaf=is_slab)
+        else:  # as most are, in a tenth of the time
+            args = tuple([self._on_mesh(arg) for arg in args])
+        if is_dynamo_compiling():
+            from hyperslab.nn import compile as compile  # loads what Dynamo must know
+
+            return state.run(*args, **kwargs)
+        with one_thread(state.mesh):
+            return _run(self, state, args, kwargs)  # type: ignore[arg-type]
+
+    def _on_mesh(self, leaf: Any) -> Any:
+        """A Slab argument with this module's settings, which travel with it to every layer."""
+        if not isinstance(leaf, Slab):
+            return leaf
+        mesh = self._hyperslab.mesh
+        if leaf.mesh.grid != mesh.grid:
+            raise ConfigError(
+                f"the module was parallelized on a mesh of {mesh.grid.describe()} and is given a "
+                f"Slab on {leaf.mesh.grid.describe()}: use one mesh for both"
+            )
+        return leaf.on(mesh)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, gradients accumulate on each rank and are not yet averaged.
+
+        The first backward pass of a later forward pass averages all that has been added up.
+        """
+        run = self._hyperslab.run
+        if isinstance(self, FSDPModule):
+            self.set_requires_gradient_sync(False)
+        try:
+            with run.no_sync() if isinstance(run, Replica) else nullcontext():
+                yield
+        finally:
+            if isinstance(self, FSDPModule):
+                self.set_requires_gradient_sync(True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that is parallel on the same mesh, such as one that averages weights."""
+        if isinstance(self, FSDPModule):
+            raise ConfigError(
+                "a module whose weights are sharded cannot be copied: make a second module and "
+                "load its state_dict"
+            )
+        state = self._hyperslab
+        with _plain(self) as plain:
+            twin = copy.deepcopy(plain, memo)
+        replicated, graphs = isinstance(state.run, Replica), isinstance(state.run, Graphed)
+        _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=graphs)
+        return twin  # type: ignore[return-value]
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise ConfigError(
+            "a parallelized module cannot be pickled: save its state_dict(), whose keys are those "
+            "of the plain module"
+        )
+
+
+def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
+    """A forward pass, which all ranks run; one rank may run it by itself on plain tensors."""
+    state.hooks.warn((args, kwargs))
+    if state.memory is not None:
+        state.memory.before(args, kwargs)
+    state.comparisons.begin()
+    try:
+        out = state.run(*args, **kwargs)
+    except Exception as error:
+        add_module_path(error, module)
+        raise
+    is_on_slabs = state.comparisons.is_on_slabs
+    state.comparisons.post()
+    if is_on_slabs and state.mesh.batch_stats == "spatial" and module.training:
+        broadcast_(module.buffers(), state.mesh, "copying the buffers of rank 0")
+    return out
+
+
+def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
+    if batch_stats not in ("global", "spatial"):
+        raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"parallelize takes a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, Parallel):
+        raise ConfigError("the module is parallelized already")
+    for name, child in module.named_modules():
+        if isinstance(child, Parallel):
+            raise ConfigError(f"{name}, a part of the module, is parallelized already")
+    check_tensors(module)
+    check_layers(module, mesh)
+
+
+def _can_watch_memory(mesh: Mesh) -> bool:
+    """Whether free memory is known, and channels are whole, as depth-first chains want them."""
+    is_known = memory_watch.free_bytes(mesh.device) is not None
+    return is_known and mesh.grid.size("channel") == 1
+
+
+def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool) -> None:
+    """Gives ``module`` a class of its own that adds ``Parallel`` to it.
+
+    What it adds is kept out of the module tree, so that it shows in no ``state_dict``.
+    """
+    chains = installed_chains(module)
+    candidates = [chain for chain in chains if not chain.picked]
+    cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
+    comparisons = Comparisons(mesh)
+    run = forward
+    if replicated:
+        run = Replica(module, forward, mesh, comparisons)
+    elif mesh.backend is None:
+        run = Lone(module, forward, mesh, chains)
+    if cuda_graphs and mesh.device.type == "cuda":
+        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
+    hooks = BackwardHooks(module, mesh)
+    memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
+    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, hooks, memory)
+    module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
+
+
+@contextmanager
+def _plain(module: Any) -> Iterator[nn.Module]:
+    """Within it, ``module`` is as it was before it became parallel."""
+    parallel, state = type(module), module.__dict__.pop("_hyperslab")
+    module.__class__ = state.cls
+    if state.patch is not None:
+        module.__dict__["forward"] = state.patch
+    try:
+        yield module
+    finally:
+        module.__dict__.pop("forward", None)
+        module.__class__ = parallel
+        module.__dict__["_hyperslab"] = state
+
+
+def _traits(module: nn.Module) -> list[tuple[object, ...]]:
+    """What must be the same on every rank."""
+    layers = [(name, type(layer).__name__) for name, layer in module.named_modules()]
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return layers + [(name, tuple(x.shape), x.dtype, x.requires_grad) for name, x in tensors]
+
+
+def _share_random_state(mesh: Mesh) -> None:
+    if mesh.num_ranks == 1:
+        return
+    on_gpu = mesh.device.type == "cuda"
+    state = [torch.get_rng_state(), *([torch.cuda.get_rng_state(mesh.device)] if on_gpu else [])]
+    first = [part.clone() for part in state]
+    broadcast_(first, mesh, "copying the random state of rank 0")
+    changed = torch.tensor([int(not all(map(torch.equal, state, first)))])
+    with contact("comparing random states", mesh):
+        dist.all_reduce(changed, group=mesh.group)
+    torch.set_rng_state(first[0])
+    if on_gpu:
+        torch.cuda.set_rng_state(first[1], mesh.device)
+    if int(changed) and mesh.rank == 0:
+        warnings.warn(
+            f"torch's random state differed on {int(changed)} of {mesh.num_ranks} ranks and is now "
+            "that of rank 0 on all, because masks of dropout must agree: seed all ranks alike",
+            stacklevel=3,
+        )
+
+
+def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]) -> None:
+    """Spreads each layer's weights over all ranks, and what is left of the module's own.
+
+    FSDP wants weights that several layers share in one unit: there it is the whole module. So are
+    the ``chained`` layers, which run once a tile and must not gather their weights each time.
+    """
+    over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
+    layers = [layer for layer in _layers(module) if layer not in chained]
+    inside = {m for layer in layers for m in layer.modules()}
+    own = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
+    uses = Counter(map(id, [*own, *(p for layer in layers for p in layer.parameters())]))
+    for layer in layers:
+        parameters = [*layer.parameters()]
+        if parameters and all(uses[id(p)] == 1 for p in parameters):
+            layer.register_forward_hook(_without_views)
+            fully_shard(layer, mesh=over)
+    module.register_forward_hook(_without_views)
+    fully_shard(module, mesh=over)
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """What ``module`` calls: its children, and those of lists and dicts among them."""
+    for child in module.children():
+        if type(child).forward is nn.Module.forward:
+            yield from _layers(child)
+        else:
+            yield child
+
+
+def _is_sharded(module: nn.Module, mesh: Mesh) -> bool:
+    """Whether ``fully_shard`` spread the weights before: all of them, and over all ranks."""
+    over = {
+        name: weight.device_mesh.size() if isinstance(weight, DTensor) else None
+        for name, weight in module.named_parameters()
+    }
+    if not any(over.values()):
+        return False
+    for name, num_ranks in over.items():
+        if num_ranks != mesh.num_ranks:
+            spread = f"spread over {num_ranks} ranks" if num_ranks else "whole on every rank"
+            raise ConfigError(
+                f"{name} is {spread}, while other weights are DTensors and the mesh has "
+                f"{mesh.num_ranks} ranks: apply fully_shard to the whole module, last to itself, "
+                "over all ranks, or to no part of it (parallelize(..., shard_weights=True) does it)"
+            )
+    return True
+
+
+def _guard_views(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.register_forward_hook(_without_views, prepend=True)
+
+
+def _without_views(module: nn.Module, args: object, out: Any) -> Any:
+    """``out`` with pieces of their own: FSDP loses track of a view that is changed in place.
+
+    Rules crop what they compute, so that a Slab can hold a view where a plain tensor would not.
+    """
+    return tree_map(_own, out, is_leaf=is_slab)
+
+
+def _own(leaf: Any) -> Any:
+    is_view = isinstance(leaf, Slab) and leaf.requires_grad and leaf.local._base is not None
+    return leaf.with_local(leaf.local.clone()) if is_view else leaf

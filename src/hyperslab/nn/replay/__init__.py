@@ -1,1 +1,0 @@
-"""Passes of a module that are recorded in CUDA graphs once, and replayed."""
