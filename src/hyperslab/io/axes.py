@@ -46,6 +46,11 @@ class SampleAxes:
             return tuple(range(self.ndim))
         return tuple(sorted(range(self.ndim), key=lambda dim: ORDER.index(self.letters[dim])))
 
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        """The file's dims, as positions in channels-first order."""
+        return tuple(map(self.order.index, range(self.ndim)))
+
     @property
     def names(self) -> str:
         """The letters in channels-first order."""
@@ -66,13 +71,12 @@ class SampleAxes:
 
     def file_view(self, out: NDArray[Any]) -> NDArray[Any]:
         """``out``, a channels-first box of one sample, in the file's order."""
-        back = out.transpose(self.in_file_order(range(self.ndim)))
+        back = out.transpose(self._places)
         return back[None] if self.stacked else back
 
     def in_file_order(self, values: Sequence[T]) -> tuple[T, ...]:
         """``values``, one a dim in channels-first order, in the file's order."""
-        found = dict(zip(self.order, values, strict=True))
-        return tuple(found[dim] for dim in range(self.ndim))
+        return tuple([values[place] for place in self._places])
 
 
 def axes_of(letters: str, ndim: int, what: str) -> SampleAxes:

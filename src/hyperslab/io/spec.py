@@ -97,6 +97,10 @@ def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:
 
 
 def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
+    if type(part) is slice and part.step is None:  # as nearly all are: every read comes by here
+        start, stop = part.start, part.stop
+        if type(start) is type(stop) is int and 0 <= start <= stop <= extent:
+            return Span(start, stop)
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise LayoutError(
             f"box {_shown(box)} of array {spec.name!r} has {part!r}, and a slice with step 1 was "

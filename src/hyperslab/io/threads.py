@@ -43,7 +43,7 @@ def set_num_threads(num: int | None) -> None:
     """Lets ``num`` threads work on one box; None means one for each core this process may use."""
     if num is not None and num < 1:
         raise ConfigError(f"the number of threads must be at least 1, got {num}")
-    _pool.resize(_num_cores() if num is None else num)
+    _pool.size = _num_cores() if num is None else num
 
 
 @contextmanager
@@ -108,23 +108,20 @@ class _Pool:
         self.size = size
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
+        self._capacity = 0
 
     def submit(self, work: Callable[[], None], num: int) -> list[Future[None]]:
         """``work`` on up to ``num`` threads; on none while the interpreter shuts down."""
         with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(self.size, "hyperslab-read")
+            if self._executor is None or num > self._capacity:
+                before, self._capacity = self._executor, num
+                self._executor = ThreadPoolExecutor(self._capacity, "hyperslab-read")
+                if before is not None:
+                    before.shutdown(wait=False)  # what it has begun is finished
             try:
                 return [self._executor.submit(work) for _ in range(num)]
             except RuntimeError:
                 return []
-
-    def resize(self, size: int) -> None:
-        with self._lock:
-            before, self._executor = self._executor, None
-            self.size = size
-        if before is not None:
-            before.shutdown(wait=False)  # what it has begun is finished
 
 
 _pool = _Pool(_num_cores())

@@ -31,7 +31,7 @@ class Box:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        return tuple(span.size for span in self.spans)
+        return tuple([max(0, stop - start) for start, stop in self.spans])
 
     @property
     def numel(self) -> int:
