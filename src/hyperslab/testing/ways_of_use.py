@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.autograd import Function, grad
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
@@ -50,7 +51,8 @@ class User(NamedTuple):
         return self.rng.sample(weights, self.rng.randint(1, len(weights)))
 
     def loss(self, scale: float = 1.0) -> Any:
-        run = self.rng.choice([self.model, self.model, self._checkpointed])
+        runs = [self.model, self.model, self.model, self._checkpointed, self._checkpointed]
+        run = self.rng.choice([*runs, self._compiled])
         outputs = run(self.enter(self.input * scale))
         if self.rng.random() < 0.4:
             factor = self.rng.choice(_VIEWS)(self, self.rng.choice(self.some_weights()))
@@ -59,6 +61,17 @@ class User(NamedTuple):
 
     def _checkpointed(self, x: Any) -> Any:
         return checkpoint(self.model, x, use_reentrant=False)
+
+    def _compiled(self, x: Any) -> Any:
+        """By ``torch.compile``; one process, with which it is compared, does as it always does."""
+        if not self.is_parallel:
+            return self.model(x)
+        with functorch_config.patch(donated_buffer=False):  # or one could not pass back twice
+            return torch.compile(self.model, backend="aot_eager")(x)
+
+    @property
+    def is_parallel(self) -> bool:
+        return not isinstance(self.enter, nn.Module)
 
 
 def use(
@@ -203,8 +216,7 @@ def _two_passes(user: User) -> None:
 
 
 def _add_up(user: User) -> None:
-    is_parallel = not isinstance(user.enter, nn.Module)
-    with user.model.no_sync() if is_parallel else nullcontext():
+    with user.model.no_sync() if user.is_parallel else nullcontext():
         loss = loss_of(user.model(user.enter(user.input)))
         loss.backward(inputs=[w for w in user.weights if w.requires_grad and not _is_hooked(w)])
     user.loss().backward()
@@ -255,6 +267,7 @@ def check_way(seed: int, device: str) -> str:
     place = random_place(seed, net.sample.shape)
     mesh = hs.init(**place.axes, device=device, timeout_seconds=100)
     plain = copy.deepcopy(net).to(mesh.device)
+    torch._dynamo.reset()
     ours = hs.parallelize(net, mesh)
     inputs = [net.sample.to(mesh.device, copy=True) for _ in range(2)]
     try:
