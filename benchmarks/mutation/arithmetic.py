@@ -53,17 +53,19 @@ MUTANTS = [
         "an interior may be padded by less than nothing",
     ),
     Mutant(
-        "layout/tile.py",
+        "layout/halo.py",
         "stop = (held.stop - 1 + window.padding - window.reach) // window.stride + 1",
         "stop = (held.stop + window.padding - window.reach) // window.stride + 1",
         "layout/test_halo.py",
         "the interior reads one row of the neighbour",
     ),
     Mutant(
-        "layout/pooled.py",
-        "return -(-cut * self.num // self.extent)",
-        "return cut * self.num // self.extent",
-        "layout/test_pooled.py nn/ops/windows/test_adaptive_pool.py",
+        "layout/window.py",
+        "if output.size else first)\n\n    def output_cut(self, cut: int) -> int:\n"
+        "        return -(-cut * self.num // self.extent)",
+        "if output.size else first)\n\n    def output_cut(self, cut: int) -> int:\n"
+        "        return cut * self.num // self.extent",
+        "layout/test_window.py nn/ops/windows/test_adaptive_pool.py",
         "outputs of adaptive pools are cut at the floor",
     ),
     Mutant(
@@ -81,10 +83,10 @@ MUTANTS = [
         "a reshape carries on cuts that fall inside a row",
     ),
     Mutant(
-        "layout/route.py",
+        "layout/chain.py",
         "Span(min(a.start, b.start), max(a.stop, b.stop))",
         "Span(min(a.start, b.start), b.stop)",
-        "layout/test_route.py",
+        "layout/test_chain.py",
         "of two readers the last decides where a tile's input ends",
     ),
     Mutant(
@@ -195,9 +197,9 @@ MUTANTS = [
         "count_include_pad is lost",
     ),
     Mutant(
-        "kernels/tiles.py",
-        "start, min(num, max(needs.stop, start + least))",
-        "start, min(num, needs.stop)",
+        "layout/piece_call.py",
+        "start, min(extent, max(reads.stop, start + least))",
+        "start, min(extent, reads.stop)",
         "kernels/test_tiles.py kernels/test_tiled_operators.py",
         "a tile at the edge gets less than a window",
     ),

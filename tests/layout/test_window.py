@@ -1,10 +1,23 @@
+import math
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 from hypothesis import assume, example, given, strategies as st
 
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Cuts, Reads, Span, TransposedWindow, Window, output_cuts
+from hyperslab.layout import (
+    AdaptiveWindow,
+    Cuts,
+    FoldedRows,
+    Reads,
+    Resampling,
+    Span,
+    TransposedWindow,
+    UnpaddedStart,
+    Window,
+    output_cuts,
+)
 
 KERNELS = STRIDES = st.integers(1, 6)
 DILATIONS = st.integers(1, 4)
@@ -197,3 +210,118 @@ def test_an_input_owns_the_outputs_in_the_middle_of_those_it_adds_to(
     own = Span(window.output_cut(index), window.output_cut(index + 1))
     assert own.size == window.stride
     assert abs((own.start - written.start) - (written.stop - own.stop)) <= 1
+
+
+EXTENTS = st.integers(1, 30)
+POOLED = st.builds(
+    lambda start, size: Span(start, start + size), st.integers(0, 12), st.integers(0, 6)
+)
+
+
+@given(EXTENTS, EXTENTS)
+def test_an_adaptive_window_reads_its_share_of_the_inputs(extent: int, num: int) -> None:
+    window = AdaptiveWindow(extent, num)
+    for output in range(num):
+        share = Fraction(extent, num)
+        expected = Span(math.floor(output * share), math.ceil((output + 1) * share))
+        assert window.reads(Span(output, output + 1)) == expected
+    assert window.reads(Span(0, num)) == Span(0, extent)
+    assert window.reads(Span(num, num)).size == 0
+
+
+@given(EXTENTS, EXTENTS)
+def test_windows_lie_apart_where_none_overlap_and_all_are_equally_long(
+    extent: int, num: int
+) -> None:
+    window = AdaptiveWindow(extent, num)
+    reads = [window.reads(Span(o, o + 1)) for o in range(num)]
+    lengths = {span.size for span in reads}
+    assert window.apart == (len(lengths) == 1 and sum(span.size for span in reads) == extent)
+
+
+@given(EXTENTS, EXTENTS, st.lists(st.integers(0, 30), max_size=4))
+def test_outputs_are_cut_where_their_inputs_are(extent: int, num: int, inner: list[int]) -> None:
+    cuts = Cuts((0, *sorted(min(cut, extent) for cut in inner), extent))
+    outputs = output_cuts(AdaptiveWindow(extent, num), cuts)
+    assert outputs.extent == num
+    for own, span in zip(cuts.spans, outputs.spans, strict=True):
+        for output in range(*span):
+            assert own.start <= Fraction(output * extent, num) < own.stop
+
+
+@given(st.builds(UnpaddedStart, EXTENTS, st.integers(1, 6), st.integers(0, 9)), POOLED)
+def test_padding_before_the_start_is_not_read(window: UnpaddedStart, output: Span) -> None:
+    padded = Window(window.kernel, window.stride, window.padding).reads(output)
+    reads = window.reads(output)
+    assert reads == padded & Span(0, max(0, padded.stop))
+    assert window.padding_before(output) == max(0, -padded.start)
+
+
+@st.composite
+def resamplings(draw: st.DrawFn) -> Resampling:
+    extent, num = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    shifts = draw(st.booleans())
+    step = extent / num
+    if shifts:
+        step = draw(st.sampled_from([0.125, 0.25, 0.5, 2.0, 4.0]))
+        extent = max(extent, math.ceil(step))
+        num = int(extent / step)
+    offset = draw(st.sampled_from([0.0, step / 2, step / 2 - 0.5]))
+    below, above = draw(st.sampled_from([(0, 0), (0, 1), (1, 2)]))
+    return Resampling(extent, num, step, offset, below, above, shifts)
+
+
+def inputs_around(resampling: Resampling, output: int) -> set[int]:
+    """The inputs around the output's place; the outermost stand for those beyond."""
+    place = math.floor(output * resampling.step + resampling.offset)
+    around = range(place - resampling.below, place + resampling.above + 1)
+    return {min(max(0, i), resampling.extent - 1) for i in around}
+
+
+@given(resamplings(), st.data())
+def test_outputs_read_what_lies_around_them(resampling: Resampling, data: st.DataObject) -> None:
+    bounds = st.integers(0, resampling.num)
+    output = Span(*sorted((data.draw(bounds), data.draw(bounds))))
+    reads = resampling.reads(output)
+    assert 0 <= reads.start <= reads.stop <= resampling.extent
+    for o in range(*output):
+        assert inputs_around(resampling, o) <= set(range(*reads))
+        assert resampling.first(o) <= min(inputs_around(resampling, o)) or resampling.first(o) < 0
+    if not output.size:
+        assert not reads.size
+
+
+@given(resamplings().filter(lambda resampling: resampling.shifts), st.data())
+def test_a_window_that_shifts_makes_all_of_its_outputs(
+    resampling: Resampling, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, resampling.num - 1))
+    output = Span(start, data.draw(st.integers(start + 1, resampling.num)))
+    reads = resampling.reads(output)
+    first = reads.start / resampling.step
+    assert first == int(first) <= output.start
+    assert first + int(reads.size / resampling.step) >= output.stop
+
+
+ROWS = st.builds(
+    TransposedWindow, st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 2)
+)
+
+
+@given(ROWS, st.integers(1, 6), st.integers(1, 6))
+def test_rows_read_whole_rows_of_patches(
+    rows: TransposedWindow, num_across: int, num_rows: int
+) -> None:
+    folded = FoldedRows(rows, num_across)
+    height = folded.output_extent(num_rows * num_across)
+    assert height == rows.output_extent(num_rows)
+    for row in range(height):
+        patches, columns = rows.reads(Span(row, row + 1)), folded.reads(Span(row, row + 1))
+        assert columns == Span(patches.start * num_across, patches.stop * num_across)
+
+
+@given(ROWS, st.integers(1, 6), st.integers(0, 9))
+def test_rows_are_cut_where_rows_of_patches_are(
+    rows: TransposedWindow, num_across: int, cut: int
+) -> None:
+    assert FoldedRows(rows, num_across).output_cut(cut * num_across) == rows.output_cut(cut)

@@ -1,4 +1,4 @@
-"""How an operator's work is cut where it is too large for one call.
+"""How one operator's work is cut where it is too large for one call.
 
 On a GPU convolutions fall off a cliff, or fail, where a call's input or output has 2^31 elements,
 because cuDNN counts with 32 bits (pytorch issues 22496, 95024, 132300, 152816). Of larger tensors
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Span, Window, cut_evenly
+from hyperslab.layout import Span, Window, cut_evenly, plan_piece_call
 
 MAX_NUMEL = 2**31 - 1
 """Work that reads or makes more elements is cut."""
@@ -92,30 +92,18 @@ class Sliding:
     extent: int
 
     def step(self, own: Span) -> Step:
-        window, num = self.window, self.num_inputs
         if own.size == self.extent:
-            return Step(own, Span(0, num), window.output_extent(num))
-        needs = window.reads(own)
-        if self._is_inside(needs):
-            return Step(own, needs, own.size)
-        # Some pools refuse less than a window, even of outputs that read little but padding.
-        least = min(window.reach + 1, num)
-        first = max(0, min(needs.start, num - least)) // window.stride
-        start = first * window.stride
-        reads = Span(start, min(num, max(needs.stop, start + least)))
-        return Step(own, reads, window.output_extent(reads.size), own.start - first)
+            return Step(own, Span(0, self.num_inputs), self.window.output_extent(self.num_inputs))
+        call = plan_piece_call(self.window, own, self.num_inputs)
+        makes = self.window.output_extent(call.reads.size) if call.at_end else own.size
+        return Step(own, call.reads, makes, call.drop)
 
     def pads(self, own: Span) -> int:
-        """What the call that makes ``own`` pads: nothing, unless it reads padding.
-
-        It pads both ends of what it is given, and the outputs that should read neighbours there
-        are dropped.
-        """
-        part = own.size < self.extent
-        return 0 if part and self._is_inside(self.window.reads(own)) else self.window.padding
-
-    def _is_inside(self, needs: Span) -> bool:
-        return needs.start >= 0 and needs.stop <= self.num_inputs
+        """What the call that makes ``own`` pads: nothing, unless it reads padding."""
+        if own.size == self.extent:
+            return self.window.padding
+        call = plan_piece_call(self.window, own, self.num_inputs)
+        return self.window.padding if call.at_end else 0
 
 
 @lru_cache(maxsize=1024)

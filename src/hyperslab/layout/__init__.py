@@ -6,7 +6,15 @@ from hyperslab.layout.assembly import (
     Piece as Piece,
     cut_out as cut_out,
 )
-from hyperslab.layout.box import Box as Box
+from hyperslab.layout.box import Box as Box, Span as Span
+from hyperslab.layout.chain import (
+    AnyWindow as AnyWindow,
+    ChainPlan as ChainPlan,
+    Route as Route,
+    Step as Step,
+    TileBoxes as TileBoxes,
+    plan_chain as plan_chain,
+)
 from hyperslab.layout.cuts import Cuts as Cuts, cut_evenly as cut_evenly
 from hyperslab.layout.exchange import (
     Exchange as Exchange,
@@ -17,59 +25,44 @@ from hyperslab.layout.exchange import (
     plan_recut as plan_recut,
     plan_windows as plan_windows,
 )
-from hyperslab.layout.folded import FoldedRows as FoldedRows
-from hyperslab.layout.grid import AXES as AXES, Grid as Grid
 from hyperslab.layout.halo import (
     HaloPlan as HaloPlan,
     Strip as Strip,
     local_padding as local_padding,
     plan_halo as plan_halo,
 )
-from hyperslab.layout.layout import (
-    DIM_AXES as DIM_AXES,
-    Layout as Layout,
-    Split as Split,
-    split_over as split_over,
-)
-from hyperslab.layout.pick import (
+from hyperslab.layout.index import (
     Chosen as Chosen,
     Entry as Entry,
     Indexed as Indexed,
     Strided as Strided,
     plan_index as plan_index,
 )
+from hyperslab.layout.layout import (
+    AXES as AXES,
+    DIM_AXES as DIM_AXES,
+    Grid as Grid,
+    Layout as Layout,
+    Split as Split,
+    split_over as split_over,
+)
 from hyperslab.layout.piece_call import (
     PieceCall as PieceCall,
     plan_piece_call as plan_piece_call,
     plan_transposed_call as plan_transposed_call,
 )
-from hyperslab.layout.pooled import (
-    AdaptiveWindow as AdaptiveWindow,
-    UnpaddedStart as UnpaddedStart,
-)
-from hyperslab.layout.resample import Resampling as Resampling
 from hyperslab.layout.reshape import (
     infer_shape as infer_shape,
     merges_dims as merges_dims,
     plan_reshape as plan_reshape,
 )
-from hyperslab.layout.route import (
-    AnyWindow as AnyWindow,
-    ChainPlan as ChainPlan,
-    Route as Route,
-    Step as Step,
-    TileBoxes as TileBoxes,
-    plan_chain as plan_chain,
-)
-from hyperslab.layout.span import Span as Span
-from hyperslab.layout.tile import (
-    Tile as Tile,
-    plan_tile as plan_tile,
-    whole_outputs as whole_outputs,
-)
 from hyperslab.layout.window import (
+    AdaptiveWindow as AdaptiveWindow,
+    FoldedRows as FoldedRows,
     Reads as Reads,
+    Resampling as Resampling,
     TransposedWindow as TransposedWindow,
+    UnpaddedStart as UnpaddedStart,
     Window as Window,
     output_cuts as output_cuts,
 )

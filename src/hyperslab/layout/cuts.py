@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from hyperslab.errors import LayoutError
-from hyperslab.layout.span import Span
+from hyperslab.layout.box import Span
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from hyperslab.layout.assembly import OWN, Assembly, Piece, cut_out
-from hyperslab.layout.box import Box
-from hyperslab.layout.grid import Grid
-from hyperslab.layout.layout import Layout, Split
-from hyperslab.layout.span import Span
+from hyperslab.layout.box import Box, Span
+from hyperslab.layout.layout import Grid, Layout, Split
 from hyperslab.layout.window import Reads, output_cuts
 
 

@@ -8,11 +8,9 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from hyperslab.layout.assembly import OWN, Assembly, Piece
-from hyperslab.layout.box import Box
+from hyperslab.layout.box import Box, Span
 from hyperslab.layout.exchange import Exchange, output_box_reads, plan_windows
-from hyperslab.layout.grid import Grid
-from hyperslab.layout.layout import Layout
-from hyperslab.layout.tile import whole_outputs
+from hyperslab.layout.layout import Grid, Layout
 from hyperslab.layout.window import Window
 
 Slices = tuple[slice, ...]
@@ -141,8 +139,16 @@ def _interior_outputs(source: Layout, windows: Sequence[Window], owned: Box, out
     """The outputs that read nothing but the rank's own inputs and padding."""
     spans = list(outputs.spans)
     for dim, window in enumerate(windows, start=2):
-        spans[dim] &= whole_outputs(window, owned.spans[dim], source.shape[dim])
+        spans[dim] &= _whole_outputs(window, owned.spans[dim], source.shape[dim])
     return Box(tuple(spans)) if owned else Box.of(*[(0, 0)] * len(spans))
+
+
+def _whole_outputs(window: Window, held: Span, extent: int) -> Span:
+    """The outputs that read nothing but ``held`` and what lies outside the tensor."""
+    first = -((-held.start - window.padding) // window.stride)
+    stop = (held.stop - 1 + window.padding - window.reach) // window.stride + 1
+    num = window.output_extent(extent)
+    return Span(0 if held.start == 0 else first, num if held.stop == extent else stop)
 
 
 def _plan_interior(

@@ -1,11 +1,15 @@
-"""How a windowed operator is called on a part of its input, along one dim."""
+"""How a windowed operator is called on a part of its input, along one dim.
+
+The operator pads both ends of what it is given alike, as torch's convolutions and pools do. A part
+that ends inside the tensor then gets padding where there should be neighbours. The outputs that
+read it are wrong, and are dropped.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from hyperslab.layout.span import Span
-from hyperslab.layout.tile import plan_tile
+from hyperslab.layout.box import Span
 from hyperslab.layout.window import TransposedWindow, Window
 
 
@@ -35,10 +39,10 @@ def plan_piece_call(window: Window, outputs: Span, extent: int) -> PieceCall:
     reads = window.reads(outputs)
     if reads.start >= 0 and reads.stop <= extent:
         return PieceCall(reads, outputs, 0, at_end=False)
-    reads = plan_tile(window, outputs, extent).reads
-    first = min(reads.start, max(0, extent - window.reach - 1)) // window.stride
-    stop = min(extent, max(reads.stop, reads.start + window.reach + 1))
-    reads = Span(first * window.stride, stop)
+    least = min(window.reach + 1, extent)
+    first = max(0, min(reads.start, extent - least)) // window.stride
+    start = first * window.stride
+    reads = Span(start, min(extent, max(reads.stop, start + least)))
     return PieceCall(reads, outputs, outputs.start - first, at_end=True)
 
 

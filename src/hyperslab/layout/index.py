@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-from hyperslab.layout.box import Box
+from hyperslab.layout.box import Box, Span
 from hyperslab.layout.exchange import Exchange, plan_exchange
-from hyperslab.layout.grid import Grid
-from hyperslab.layout.layout import Layout, Split
-from hyperslab.layout.span import Span
+from hyperslab.layout.layout import Grid, Layout, Split
 from hyperslab.layout.window import output_cuts
 
 Item = TypeVar("Item")

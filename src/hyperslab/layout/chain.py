@@ -9,13 +9,11 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from hyperslab.layout.box import Box
+from hyperslab.layout.box import Box, Span
 from hyperslab.layout.cuts import cut_evenly
 from hyperslab.layout.exchange import Exchange, plan_exchange
-from hyperslab.layout.grid import Grid
-from hyperslab.layout.layout import Layout
+from hyperslab.layout.layout import Grid, Layout
 from hyperslab.layout.piece_call import plan_piece_call
-from hyperslab.layout.span import Span
 from hyperslab.layout.window import TransposedWindow, Window
 
 AnyWindow = Window | TransposedWindow

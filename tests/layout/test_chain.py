@@ -14,7 +14,7 @@ from hyperslab.layout import (
     cut_evenly,
     plan_chain,
 )
-from hyperslab.layout.route import cut_tiles
+from hyperslab.layout.chain import cut_tiles
 
 CONV, POOL = Window(3, 1, 1), Window(3, 2, 1)
 
