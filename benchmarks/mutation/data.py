@@ -201,9 +201,8 @@ MUTANTS = [
     ),
     Mutant(
         "io/axes.py",
-        "        found = dict(zip(self.order, values, strict=True))\n"
-        "        return tuple(found[dim] for dim in range(self.ndim))",
-        "        return tuple(values[dim] for dim in self.order)",
+        "        return tuple([values[place] for place in self._places])",
+        "        return tuple([values[place] for place in self.order])",
         "io/test_axes.py io/test_dataset.py",
         "the order of dims is applied rather than undone",
     ),

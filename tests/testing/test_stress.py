@@ -10,6 +10,9 @@ from hyperslab.testing.ways_of_use import check_way
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),
+    # The compiler itself does what torch warns of.
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 
 
@@ -34,8 +37,6 @@ def test_networks_used_in_random_ways_give_the_numbers_of_one_process(count):
     assert sum(one.verdict == "right" for one in outcomes) >= 0.8 * count
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.slow
 def test_compiled_random_networks_give_the_numbers_of_one_process():
     outcomes = list(stress(range(60), check=check_compiled))
@@ -43,8 +44,6 @@ def test_compiled_random_networks_give_the_numbers_of_one_process():
     assert sum(one.verdict == "right" for one in outcomes) >= 54
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("seed", [8, 27])
 def test_a_compiled_random_network_on_two_ranks(team_of, seed):
     assert team_of(2).run(check_compiled, seed, "cpu") == ["", ""]
