@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hyperslab.comm.mesh import Mesh as Mesh, init as init
     from hyperslab.io.dataset import Dataset as Dataset
     from hyperslab.io.opening import open as open
+    from hyperslab.nn.op import register as register
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
     from hyperslab.nn.placement import from_local as from_local, gather as gather, shard as shard
-    from hyperslab.nn.registry import register as register
     from hyperslab.nn.slab import Slab as Slab
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize

@@ -7,8 +7,8 @@ from torch import Tensor
 
 import hyperslab as hs
 from hyperslab.kernels import tiles
+from hyperslab.nn.op import OPS
 from hyperslab.nn.ops.windows import alone
-from hyperslab.nn.registry import rule_of
 from hyperslab.testing import seeded
 
 X = (2, 4, 5, 6, 7)
@@ -63,7 +63,7 @@ def test_what_torch_refuses_is_refused_in_the_words_of_the_rule():
 
 
 def test_a_rule_of_the_users_own_comes_first():
-    x, before = hs.shard(seeded(*X), hs.init(device="cpu")), rule_of(F.silu)
+    x, before = hs.shard(seeded(*X), hs.init(device="cpu")), OPS[F.silu].rule
     try:
         hs.register(F.silu)(lambda x, inplace=False: "mine")
         assert F.silu(x) == "mine"

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.kernels import fused, tiles
-from hyperslab.nn import registry
+from hyperslab.nn.op import OPS
 from hyperslab.testing import seeded as seeded64
 
 X = (2, 3, 6, 5)
@@ -322,7 +322,7 @@ def test_a_pass_that_writes_into_its_argument_does_so():
 
 
 def test_slabs_stay_where_rules_are_the_users():
-    before = registry.rule_of(F.softplus)
+    before = OPS[F.softplus].rule
     _, net, mesh = pair()  # it might call the function in a later pass
     assert kinds_of_passes(net, mesh) == "Stt"
     try:

@@ -66,3 +66,12 @@ from hyperslab.layout.window import (
     Window as Window,
     output_cuts as output_cuts,
 )
+from hyperslab.layout.window_arguments import (
+    Numbers as Numbers,
+    check_steps as check_steps,
+    conv_windows as conv_windows,
+    integers as integers,
+    per_dim as per_dim,
+    pool_windows as pool_windows,
+    transposed_windows as transposed_windows,
+)

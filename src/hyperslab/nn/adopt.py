@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Box, Layout, Split
-from hyperslab.nn.registry import unsupported
+from hyperslab.nn.op import unsupported
 from hyperslab.nn.slab import Slab
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Split
+from hyperslab.nn.op import unsupported
 from hyperslab.nn.placement import recut
-from hyperslab.nn.registry import unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 

@@ -33,11 +33,12 @@ from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.layout import Cuts, Layout, Split
 from hyperslab.nn.cuda_graphs.graphed import Graphed
 from hyperslab.nn.depth_first.depth_first import DepthFirst
+from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.lone import Lone
+from hyperslab.nn.op import OPS, unsupported
 from hyperslab.nn.parallel.gradient_averaging import Replica, prepare_for_graph
 from hyperslab.nn.parallel.outside_tensors import mean_in_graph
 from hyperslab.nn.parallel.parallelize import Parallel
-from hyperslab.nn.registry import dispatch, functions_with_rules, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
 
@@ -187,7 +188,7 @@ def _know_rules() -> None:
 
     By itself it does not for ``F.sigmoid``, ``torch.randn_like``, ``torch.relu_`` and others.
     """
-    get_overridable_functions().update(functions_with_rules())
+    get_overridable_functions().update(OPS)
 
 
 def _run_as_written() -> None:

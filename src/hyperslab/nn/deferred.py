@@ -22,7 +22,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.act_pool import activate
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import Layout
-from hyperslab.nn import registry
+from hyperslab.nn import dispatch
 from hyperslab.nn.slab import Slab, flatten
 
 POOLS: set[Callable[..., Any]] = set()
@@ -220,7 +220,7 @@ def _wait(x: Any) -> Slab:
             return True
         return x.local is None
 
-    registry.before_next(settle)
+    dispatch.before_next(settle)
     return x  # type: ignore[no-any-return]
 
 

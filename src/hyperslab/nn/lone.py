@@ -21,8 +21,8 @@ from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.lone_dropout import Draws, Dropouts
+from hyperslab.nn.op import has_users_rules
 from hyperslab.nn.parts import Parts
-from hyperslab.nn.registry import has_users_rules
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.watched_slab import PLAIN, Recipe, Watch
 

@@ -20,9 +20,8 @@ from hyperslab.comm.recompute import recompute_first, save_marker
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
-from hyperslab.layout import Box, Layout, plan_recut, split_over
+from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
 from hyperslab.nn.parallel.outside_tensors import check_no_transform
-from hyperslab.nn.registry import integers
 from hyperslab.nn.slab import Slab
 
 Cuts = Mapping[str, Sequence[int]]

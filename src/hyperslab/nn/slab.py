@@ -15,7 +15,8 @@ from torch.utils._pytree import register_pytree_node
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Grid, Layout
-from hyperslab.nn.registry import dispatch, unsupported
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import unsupported
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)

@@ -14,7 +14,8 @@ from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Exchange, Layout, plan_recut
-from hyperslab.nn.registry import dispatch, name_of, unsupported
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
 
 

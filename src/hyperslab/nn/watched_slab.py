@@ -25,8 +25,9 @@ from hyperslab.kernels import few_channels, fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import POOLS
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import OPS
 from hyperslab.nn.ops.windows.spatial import autocast_dtype
-from hyperslab.nn.registry import dispatch, has_rule
 from hyperslab.nn.slab import Slab, flatten, is_slab
 
 POOLED_SHARE = 0.1
@@ -172,7 +173,7 @@ class Watch:
         for slab in slabs:
             self._look_at_size(slab)
             self._num_read += slab.numel()
-        if not has_rule(function):
+        if function not in OPS:
             self.need("a function has no rule")
         x = args[0] if args else None
         if isinstance(x, Slab):

@@ -31,7 +31,8 @@ from hyperslab.nn.cuda_graphs.recorded_pass import Recorded, Turn, note_used
 from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, check_output, check_state
 from hyperslab.nn.depth_first.depth_first import DepthFirst
-from hyperslab.nn.registry import num_registered, settle
+from hyperslab.nn.dispatch import settle
+from hyperslab.nn.op import num_registered
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import HOOKS
 

@@ -25,8 +25,8 @@ from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_wind
 from hyperslab.nn.depth_first.memory_estimate import Scale, current_scale
 from hyperslab.nn.depth_first.survey import Survey, Weights, survey, traits
 from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, alone, unjournaled
+from hyperslab.nn.dispatch import settle
 from hyperslab.nn.parallel.outside_tensors import with_mean
-from hyperslab.nn.registry import settle
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Casts, draws, same_draws
 

@@ -14,8 +14,8 @@ from hyperslab.errors import LayoutError
 from hyperslab.layout import Box, Layout, Span
 from hyperslab.nn.align import broadcast_layout
 from hyperslab.nn.depth_first.tile_slab import TileSlab, not_by_tiles, tile_rule
+from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.ops.each.pointwise import POINTWISE, writes_in_place
-from hyperslab.nn.registry import dispatch
 from hyperslab.nn.slab import Slab
 
 _LEFT_OUT = (Tensor.requires_grad_,)

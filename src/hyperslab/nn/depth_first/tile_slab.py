@@ -15,7 +15,7 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES, AnyWindow, Box, Grid, Layout, Step
-from hyperslab.nn.registry import name_of
+from hyperslab.nn.op import name_of
 from hyperslab.nn.slab import Slab
 
 Rule = Callable[..., Any]

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.nn.registry import register
+from hyperslab.nn.op import define
 from hyperslab.nn.slab import Slab, is_slab
 
 
@@ -69,7 +69,7 @@ def as_tensor(data: Any, **kwargs: Any) -> Any:
     return _plain_as_tensor(data, **kwargs)
 
 
-@register(as_tensor)
+@define("shape", as_tensor)
 def _slab_as_tensor(
     data: Slab, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Any:
@@ -80,7 +80,7 @@ torch.as_tensor = as_tensor  # type: ignore[assignment]
 _register_builtin(as_tensor, "aten::as_tensor")  # as TorchScript knows it
 
 
-@register(CheckpointFunction.apply)  # as it is from here on
+@define("shape", CheckpointFunction.apply)  # as it is from here on
 def reentrant_checkpoint(*args: Any) -> Any:
     """Refused: it gives gradients to the tensors among its arguments, and a Slab is none."""
     raise UnsupportedOp(

@@ -12,14 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hyperslab.comm.graph import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
-from hyperslab.nn.registry import name_of, register_default, unsupported
+from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, is_slab
 
 _RESHAPING = ("addbmm_", "as_strided_", "resize_as_", "resize_as_sparse_")
 """Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""
 
 
-@register_default
 def run_whole(
     function: Callable[..., Any],
     args: tuple[Any, ...],

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.align import align, check_operands
-from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
@@ -122,7 +122,7 @@ def _result(function: Callable[..., Any], local: Any, like: Slab) -> Any:
 def _make_conversion(function: Callable[..., Any]) -> None:
     """Another tensor among the arguments gives a dtype and a device, whatever its shape."""
 
-    @register(function)
+    @define("pointwise", function)
     def convert(x: Slab | Tensor, *args: Any, **kwargs: Any) -> Slab | Tensor:
         given = [arg.local if isinstance(arg, Slab) else arg for arg in args]
         named = {name: arg.local if isinstance(arg, Slab) else arg for name, arg in kwargs.items()}
@@ -132,7 +132,7 @@ def _make_conversion(function: Callable[..., Any]) -> None:
         return x if local is x.local else x.with_local(local)
 
 
-@register(torch.prelu, F.prelu, Tensor.prelu)
+@define("pointwise", torch.prelu, F.prelu, Tensor.prelu)
 def _prelu(input: Slab, weight: Tensor) -> Slab:
     """The weights follow dim 1, the channels, which are whole on every rank."""
     x = check_operands(torch.prelu, input, weight)
@@ -141,7 +141,7 @@ def _prelu(input: Slab, weight: Tensor) -> Slab:
     return x.with_local(torch.prelu(x.local, weight))
 
 
-@register(F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_)
+@define("pointwise", F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_)
 def rrelu(
     input: Slab,
     lower: float = 1 / 8,
@@ -159,6 +159,6 @@ def rrelu(
 
 POINTWISE = frozenset((*_functions(_UNARY), *_functions(_BROADCASTING)))
 for _function in POINTWISE:
-    register(_function)(_make_rule(_function))
+    define("pointwise", _function)(_make_rule(_function))
 for _function in (Tensor.to, Tensor.type_as):
     _make_conversion(_function)

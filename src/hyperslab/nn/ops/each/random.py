@@ -11,14 +11,14 @@ from torch import Generator, Tensor
 
 from hyperslab.dist_ops.random_bits import NUM_VALUES, random_bits
 from hyperslab.errors import ConfigError
-from hyperslab.nn.registry import register, unsupported
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 
 _SATURATION = 1.7580993408473766
 """What SELU comes to, far below zero, with the sign changed."""
 
 
-@register(F.dropout, torch.dropout)
+@define("random", F.dropout, torch.dropout)
 def dropout(
     input: Slab,
     p: float = 0.5,
@@ -34,7 +34,7 @@ def dropout(
 def _make_feature_dropout(num_dims: int) -> None:
     function = getattr(F, f"dropout{num_dims}d")
 
-    @register(function)
+    @define("random", function)
     def feature_dropout(
         input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Slab:
@@ -45,7 +45,7 @@ def _make_feature_dropout(num_dims: int) -> None:
         return _drop(input, p, 2, training, inplace=inplace)
 
 
-@register(F.alpha_dropout, torch.alpha_dropout)
+@define("random", F.alpha_dropout, torch.alpha_dropout)
 def alpha_dropout(
     input: Slab,
     p: float = 0.5,
@@ -59,7 +59,7 @@ def alpha_dropout(
     return _drop_alpha(input, p, input.ndim, given, inplace=inplace)
 
 
-@register(F.feature_alpha_dropout, torch.feature_alpha_dropout)
+@define("random", F.feature_alpha_dropout, torch.feature_alpha_dropout)
 def feature_alpha_dropout(
     input: Slab,
     p: float = 0.5,
@@ -72,7 +72,7 @@ def feature_alpha_dropout(
     return _drop_alpha(input, p, 2, train if training is None else training, inplace=inplace)
 
 
-@register(torch.feature_dropout)
+@define("random", torch.feature_dropout)
 def channel_dropout(input: Slab, p: float, train: bool) -> Slab:
     """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
     return _drop(input, p, 2, train, inplace=False)
@@ -156,7 +156,7 @@ def _require(holds: bool, words: str) -> None:
         raise RuntimeError(words)
 
 
-@register(torch.rand_like)
+@define("random", torch.rand_like)
 def rand_like(
     input: Slab,
     *,
@@ -170,7 +170,7 @@ def rand_like(
     return _like(input, _as_dtype(_uniform(input), kind), kind, options)
 
 
-@register(torch.randn_like)
+@define("random", torch.randn_like)
 def randn_like(
     input: Slab,
     *,
@@ -183,7 +183,7 @@ def randn_like(
     return _like(input, _normal(input), dtype, options)
 
 
-@register(torch.bernoulli)
+@define("random", torch.bernoulli)
 def bernoulli(input: Slab, p: float | None = None, *, generator: Generator | None = None) -> Slab:
     """Ones with the probability that each element of ``input``, or ``p``, says; else zeros."""
     _check(torch.bernoulli, input, generator, input.dtype)
@@ -193,7 +193,7 @@ def bernoulli(input: Slab, p: float | None = None, *, generator: Generator | Non
     return input.with_local(no_grad + (_uniform(input) < chance).to(input.dtype))
 
 
-@register(Tensor.normal_)
+@define("random", Tensor.normal_)
 def normal_(
     self: Slab, mean: float = 0, std: float = 1, *, generator: Generator | None = None
 ) -> Slab:
@@ -204,7 +204,7 @@ def normal_(
     return self
 
 
-@register(Tensor.uniform_)
+@define("random", Tensor.uniform_)
 def uniform_(self: Slab, to: float = 0, end: float = 1, **options: Any) -> Slab:
     """``self``, filled with numbers from the first to below the second bound."""
     low, high = options.pop("from", to), options.pop("to", end)
@@ -214,7 +214,7 @@ def uniform_(self: Slab, to: float = 0, end: float = 1, **options: Any) -> Slab:
     return self
 
 
-@register(Tensor.bernoulli_)
+@define("random", Tensor.bernoulli_)
 def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None) -> Slab:
     """``self``, filled with ones with probability ``p`` and else zeros."""
     if isinstance(p, Tensor | Slab):
@@ -227,7 +227,7 @@ def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None
     return self
 
 
-@register(Tensor.exponential_)
+@define("random", Tensor.exponential_)
 def exponential_(self: Slab, lambd: float = 1, *, generator: Generator | None = None) -> Slab:
     """``self``, filled with numbers of an exponential distribution."""
     _check(Tensor.exponential_, self, generator, self.dtype)
@@ -236,7 +236,7 @@ def exponential_(self: Slab, lambd: float = 1, *, generator: Generator | None = 
     return self
 
 
-@register(F.gumbel_softmax)
+@define("random", F.gumbel_softmax)
 def gumbel_softmax(
     logits: Slab, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Any:

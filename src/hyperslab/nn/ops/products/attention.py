@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 _SPLIT_KEYS = "its keys, or the parts of its vectors, are split: gather keys and values first"
 
 
-@register(F.scaled_dot_product_attention)
+@define("product", F.scaled_dot_product_attention)
 def scaled_dot_product_attention(
     query: Slab | Tensor,
     key: Slab | Tensor,
@@ -77,7 +77,7 @@ _MULTI_HEAD: dict[str, Names] = {
 }
 
 
-@register(F.multi_head_attention_forward)
+@define("product", F.multi_head_attention_forward)
 def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Slab, Slab | None]:
     """What ``nn.MultiheadAttention`` computes; samples and queries may be split."""
     function = F.multi_head_attention_forward

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.errors import LayoutError
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, contract
 from hyperslab.nn.ops.reduce.along import Along, run_along
 from hyperslab.nn.ops.reduce.extremes import extreme_of
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
-@register(F.linear)
+@define("product", F.linear)
 def linear(
     input: Slab | Tensor, weight: Slab | Tensor, bias: Slab | Tensor | None = None
 ) -> Slab | Tensor:
@@ -47,7 +47,7 @@ _LOOKED_UP = Along(lambda *_: (), others="whole", looks=True)
 _ROW_BY_ROW = Along(lambda *_: -1)
 
 
-@register(F.embedding)
+@define("product", F.embedding)
 def embedding(
     input: Slab | Tensor,
     weight: Slab | Tensor,
@@ -66,7 +66,7 @@ def embedding(
     return run_along(F.embedding, _LOOKED_UP, (input, weight, padding_idx), {"sparse": sparse})
 
 
-@register(F.one_hot)
+@define("product", F.one_hot)
 def one_hot(tensor: Slab, num_classes: int = -1) -> Any:
     """Each number as a vector of zeros and a one; by default as long as the largest one asks."""
     x = tensor
@@ -77,7 +77,7 @@ def one_hot(tensor: Slab, num_classes: int = -1) -> Any:
     return run_along(F.one_hot, _LOOKED_UP, (x, num_classes), {})
 
 
-@register(torch.searchsorted)
+@define("product", torch.searchsorted)
 def searchsorted(sorted_sequence: Slab | Tensor, input: Any = None, **kwargs: Any) -> Any:
     """Where each number belongs in a sorted sequence: one for all, or one for each row of them."""
     values = kwargs.pop("self", input)

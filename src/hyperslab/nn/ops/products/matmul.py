@@ -17,10 +17,11 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout, Split
+from hyperslab.layout import Layout, Split, integers
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import refuse_out, widened
 from hyperslab.nn.placement import recut
-from hyperslab.nn.registry import dispatch, integers, register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 Names = tuple[str, ...]
@@ -180,7 +181,7 @@ def _product(
 def _make_matmul(function: Callable[..., Any], *dims: int) -> None:
     """A product as ``matmul``'s, of operands of ``dims`` dims each, or of any."""
 
-    @register(function)
+    @define("product", function)
     def matmul(
         input: Slab | Tensor,
         other: Slab | Tensor | None = None,
@@ -200,7 +201,7 @@ def _make_matmul(function: Callable[..., Any], *dims: int) -> None:
         return _product(function, input, second)
 
 
-@register(Tensor.__rmatmul__)
+@define("product", Tensor.__rmatmul__)
 def rmatmul(self: Slab, other: Slab | Tensor) -> Slab | Tensor:
     """``other @ self``."""
     return _product(torch.matmul, other, self)
@@ -210,7 +211,7 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
     """``beta * input + alpha * product``, and in place."""
     function, multiply = getattr(torch, name), getattr(torch, product)
 
-    @register(function, getattr(Tensor, name))
+    @define("product", function, getattr(Tensor, name))
     def added(
         input: Slab | Tensor,
         first: Slab | Tensor,
@@ -236,7 +237,7 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
         total = made + (term if beta == 1 else term * beta)
         return total.to(made.dtype) if torch.is_autocast_enabled(made.device.type) else total
 
-    @register(getattr(Tensor, f"{name}_"))
+    @define("product", getattr(Tensor, f"{name}_"))
     def add_in_place(self: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
         made = added(self, *args, **kwargs)
         if tuple(made.shape) != tuple(self.shape):
@@ -245,7 +246,7 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
         return dispatch(Tensor.copy_, (self, made), {})
 
 
-@register(torch.outer, Tensor.outer, torch.ger, Tensor.ger)
+@define("product", torch.outer, Tensor.outer, torch.ger, Tensor.ger)
 def outer(
     input: Slab | Tensor, vec2: Slab | Tensor, *, out: Slab | Tensor | None = None
 ) -> Slab | Tensor:
@@ -257,7 +258,7 @@ def outer(
     return contract(torch.outer, (input, vec2), names, ("row", "column"), torch.outer)
 
 
-@register(torch.inner, Tensor.inner)
+@define("product", torch.inner, Tensor.inner)
 def inner(input: Slab | Tensor, other: Slab | Tensor, *, out: Slab | Tensor | None = None) -> Any:
     """The products along the last dim of both, for all the others."""
     if not input.ndim or not other.ndim:
@@ -265,7 +266,7 @@ def inner(input: Slab | Tensor, other: Slab | Tensor, *, out: Slab | Tensor | No
     return tensordot(input, other, ([-1], [-1]), out=out)
 
 
-@register(torch.tensordot)
+@define("product", torch.tensordot)
 def tensordot(
     a: Slab | Tensor,
     b: Slab | Tensor,
@@ -297,7 +298,7 @@ def tensordot(
     )
 
 
-@register(torch.einsum)
+@define("product", torch.einsum)
 def einsum(equation: str, *operands: Any) -> Slab | Tensor:
     """The product that ``equation`` names."""
     if len(operands) == 1 and isinstance(operands[0], Sequence):
@@ -339,7 +340,7 @@ def _spelled(term: str, ndim: int, equation: str) -> Names:
     return (*before, *(f"...{n}" for n in range(num - 1, -1, -1)), *after)
 
 
-@register(F.bilinear)
+@define("product", F.bilinear)
 def bilinear(
     input1: Slab | Tensor,
     input2: Slab | Tensor,

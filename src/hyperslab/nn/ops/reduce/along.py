@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.agree import run_together
-from hyperslab.layout import Layout, Split
+from hyperslab.layout import Layout, Split, integers
 from hyperslab.nn.adopt import write_adopted
+from hyperslab.nn.op import unsupported
 from hyperslab.nn.placement import recut
-from hyperslab.nn.registry import integers, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid, is_slab
 
 Shape = tuple[int, ...]

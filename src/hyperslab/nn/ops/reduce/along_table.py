@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.along import Along, Pick, Shape, normalized, run_along
-from hyperslab.nn.registry import numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -123,7 +123,7 @@ def _make_rule(function: Callable[..., Any], along: Along) -> Callable[..., Any]
     return rule
 
 
-@register(torch.linalg.solve)
+@define("reducing", torch.linalg.solve)
 def solve(
     A: Slab | Tensor,  # noqa: N803
     B: Slab | Tensor,  # noqa: N803
@@ -140,8 +140,7 @@ def solve(
     return run_along(torch.linalg.solve, along, (A, B), {"left": left, "out": out})
 
 
-@register(torch.cross, Tensor.cross)
-@numpy_names
+@define("reducing", torch.cross, Tensor.cross)
 def cross(
     input: Slab | Tensor,
     other: Slab | Tensor,
@@ -158,7 +157,7 @@ def cross(
 
 _CROSS = Along(at(9, -1), others="broadcast")
 
-register(torch.linalg.cross)(_make_rule(torch.linalg.cross, _CROSS))
+define("reducing", torch.linalg.cross)(_make_rule(torch.linalg.cross, _CROSS))
 for _names, _along in ALONG.items():
-    for _function in _functions(_names):
-        register(_function)(_make_rule(_function, _along))
+    for _function in dict.fromkeys(_functions(_names)):  # torch has some under two names
+        define("reducing", _function)(_make_rule(_function, _along))

@@ -12,6 +12,8 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import (
     Dims,
     normalize_dims,
@@ -20,7 +22,6 @@ from hyperslab.nn.ops.reduce.reductions import (
     widened,
     without_dims,
 )
-from hyperslab.nn.registry import dispatch, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -175,16 +176,14 @@ def _make_extreme(name: str, *, largest: bool) -> None:
     along, overall, where = (getattr(torch, each) for each in (of_dims, of_one, of_index))
     pair = torch.maximum if largest else torch.minimum
 
-    @register(along, getattr(Tensor, of_dims))
-    @numpy_names
+    @define("reducing", along, getattr(Tensor, of_dims))
     def of_many(
         input: Slab, dim: Dims = None, keepdim: bool = False, *, out: Tensor | Slab | None = None
     ) -> Slab | Tensor:
         refuse_out(along, input, out)
         return _extreme(along, input, normalize_dims(input, dim), keepdim, largest=largest)
 
-    @register(overall, getattr(Tensor, of_one))
-    @numpy_names
+    @define("reducing", overall, getattr(Tensor, of_one))
     def of_all_or_one(
         input: Slab | Tensor,
         dim: int | Slab | Tensor | None = None,
@@ -203,8 +202,7 @@ def _make_extreme(name: str, *, largest: bool) -> None:
             return _extreme(overall, input, normalize_dims(input, None), False, largest=largest)
         return _along_dim(overall, input, dim, keepdim, largest=largest)
 
-    @register(where, getattr(Tensor, of_index))
-    @numpy_names
+    @define("reducing", where, getattr(Tensor, of_index))
     def index_of(
         input: Slab,
         dim: int | None = None,
@@ -224,8 +222,7 @@ def _make_extreme(name: str, *, largest: bool) -> None:
         return without_dims(x, index if keepdim else index.squeeze(dims), dims, keepdim=keepdim)
 
 
-@register(torch.aminmax, Tensor.aminmax)
-@numpy_names
+@define("reducing", torch.aminmax, Tensor.aminmax)
 def aminmax(
     input: Slab,
     *,

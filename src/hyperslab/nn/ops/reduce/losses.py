@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hyperslab.comm.agree import run_together
 from hyperslab.errors import LayoutError
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
 from hyperslab.nn.ops.reduce.reductions import SHORT, widened
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 _signature = lru_cache(inspect.signature)
@@ -97,7 +97,7 @@ def _from_the_right(tensors: Sequence[Slab | Tensor]) -> tuple[list[Names], Name
 def _make_elementwise(function: Callable[..., Any], *further: str, strict: bool = False) -> None:
     """A loss of every element by itself; its ``further`` tensors broadcast as the first two do."""
 
-    @register(function)
+    @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _Call(function, args, kwargs)
         first, second = list(call.arguments)[:2]
@@ -148,7 +148,7 @@ def _fitting_var(var: Any, x: Slab | Tensor) -> Any:
 def _make_weighted(function: Callable[..., Any], *, by_weight: bool) -> None:
     """A loss whose elements may have weights, by the sum of which a mean is divided or not."""
 
-    @register(function)
+    @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _Call(function, args, kwargs)
         weight = call.arguments.pop("weight", None)
@@ -181,7 +181,7 @@ def _make_per_sample(
 ) -> None:
     """A loss of whole samples; ``name_dims(ndim)`` names the dims of its tensors."""
 
-    @register(function)
+    @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _Call(function, args, kwargs)
         names, output = name_dims(next(iter(call.arguments.values())).ndim)
@@ -217,7 +217,7 @@ def _triplet_dims(ndim: int) -> tuple[dict[str, Names], Names]:
     return dict.fromkeys(("anchor", "positive", "negative"), (*batch, "part")), batch
 
 
-@register(F.multilabel_soft_margin_loss)
+@define("reducing", F.multilabel_soft_margin_loss)
 def multilabel_soft_margin_loss(
     input: Any,
     target: Any,
@@ -233,7 +233,7 @@ def multilabel_soft_margin_loss(
     return _reduce(each.sum(-1) / input.shape[-1], reduction)
 
 
-@register(F.triplet_margin_with_distance_loss)
+@define("reducing", F.triplet_margin_with_distance_loss)
 def triplet_margin_with_distance_loss(
     anchor: Any,
     positive: Any,
@@ -258,7 +258,7 @@ def triplet_margin_with_distance_loss(
 def _make_class_loss(function: Callable[..., Any]) -> None:
     """A loss of scores whose classes lie along dim 1, which is whole, in every position."""
 
-    @register(function)
+    @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _Call(function, args, kwargs)
         x, target, weight = (call.arguments[name] for name in ("input", "target", "weight"))

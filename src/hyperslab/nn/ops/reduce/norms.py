@@ -15,8 +15,8 @@ from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardi
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import widened
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -85,7 +85,7 @@ def _by_running(
     return x.with_local(_affine_per_channel(local, weight, bias))
 
 
-@register(F.batch_norm)
+@define("reducing", F.batch_norm)
 def batch_norm(
     input: Slab,
     running_mean: Tensor | None,
@@ -132,7 +132,7 @@ def _normalized(x: Slab, ends: Ends, moments: Moments, eps: float) -> tuple[Tens
     return _affine_per_channel(local, *ends), mean, var
 
 
-@register(F.instance_norm)
+@define("reducing", F.instance_norm)
 def instance_norm(
     input: Slab,
     running_mean: Tensor | None = None,
@@ -180,7 +180,7 @@ def _sample_mean(stat: Tensor, x: Slab) -> Tensor:
     return total / x.layout.shape[0]
 
 
-@register(F.group_norm, torch.group_norm)
+@define("reducing", F.group_norm, torch.group_norm)
 def group_norm(
     input: Slab,
     num_groups: int,
@@ -207,7 +207,7 @@ def group_norm(
     return x.with_local(_affine_per_channel(local.view(x.local.shape), weight, bias))
 
 
-@register(F.layer_norm, torch.layer_norm)
+@define("reducing", F.layer_norm, torch.layer_norm)
 def layer_norm(
     input: Slab,
     normalized_shape: Sequence[int],
@@ -243,7 +243,7 @@ def _last_dims(
     return tuple(range(x.ndim - num, x.ndim))
 
 
-@register(F.rms_norm, torch.rms_norm)
+@define("reducing", F.rms_norm, torch.rms_norm)
 def rms_norm(
     input: Slab,
     normalized_shape: Sequence[int],
@@ -263,7 +263,7 @@ def rms_norm(
     return x.with_local(_affine(local, localize(weight, x.layout, x.box), None))
 
 
-@register(F.local_response_norm)
+@define("reducing", F.local_response_norm)
 def local_response_norm(
     input: Slab, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Slab:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
-from hyperslab.layout import Layout
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
+from hyperslab.layout import Layout, integers
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 
 Dims = int | Sequence[int] | None
@@ -73,8 +73,7 @@ def refuse_out(function: Any, x: Slab, out: Tensor | Slab | None) -> None:
         raise unsupported(function, x, "out= is not supported")
 
 
-@register(torch.sum, Tensor.sum)
-@numpy_names
+@define("reducing", torch.sum, Tensor.sum)
 def total(
     input: Slab,
     dim: Dims = None,
@@ -93,8 +92,7 @@ def total(
     return reduced(x, torch.sum(x.local, dims, keepdim, dtype=dtype), dims, keepdim=keepdim)
 
 
-@register(torch.mean, Tensor.mean)
-@numpy_names
+@define("reducing", torch.mean, Tensor.mean)
 def mean(
     input: Slab,
     dim: Dims = None,
@@ -119,8 +117,7 @@ def mean(
     return (summed / num_reduced(x, dims)).to(kind)  # type: ignore[no-any-return]
 
 
-@register(torch.nansum, Tensor.nansum)
-@numpy_names
+@define("reducing", torch.nansum, Tensor.nansum)
 def nansum(
     input: Slab,
     dim: Dims = None,
@@ -135,8 +132,7 @@ def nansum(
     return total(input.with_local(numbers), dim, keepdim, dtype=dtype)
 
 
-@register(torch.nanmean, Tensor.nanmean)
-@numpy_names
+@define("reducing", torch.nanmean, Tensor.nanmean)
 def nanmean(
     input: Slab,
     dim: Dims = None,
@@ -156,14 +152,13 @@ def nanmean(
     return (summed / numbers).to(kind)  # type: ignore[no-any-return]
 
 
-@register(torch.count_nonzero, Tensor.count_nonzero)
-@numpy_names
+@define("reducing", torch.count_nonzero, Tensor.count_nonzero)
 def count_nonzero(input: Slab, dim: Dims = None) -> Slab | Tensor:
     """How many elements of the global tensor are not zero along ``dim``."""
     return total(input.with_local(input.local != 0), dim)
 
 
-@register(Tensor.sum_to_size)
+@define("reducing", Tensor.sum_to_size)
 def sum_to_size(self: Slab, *size: Any) -> Slab | Tensor:
     """The sum over the dims that broadcasting from ``size`` would have made or stretched."""
     sizes = integers(size[0] if len(size) == 1 else size)
@@ -180,8 +175,7 @@ def _make_truth(name: str) -> None:
     function = getattr(torch, name)
     one_decides = name == "any"  # that is true, or for ``all`` one that is false
 
-    @register(function, getattr(Tensor, name))
-    @numpy_names
+    @define("reducing", function, getattr(Tensor, name))
     def truth(
         input: Slab, dim: Dims = None, keepdim: bool = False, *, out: Tensor | Slab | None = None
     ) -> Slab | Tensor:
@@ -197,8 +191,7 @@ def _make_truth(name: str) -> None:
         return without_dims(x, local, dims, keepdim=keepdim)
 
 
-@register(torch.prod, Tensor.prod)
-@numpy_names
+@define("reducing", torch.prod, Tensor.prod)
 def product(
     input: Slab,
     dim: int | None = None,
@@ -224,7 +217,7 @@ def product(
     return without_dims(x, local, dims, keepdim=keepdim)
 
 
-@register(torch.allclose, Tensor.allclose)
+@define("reducing", torch.allclose, Tensor.allclose)
 def allclose(
     input: Slab | Tensor,
     other: Slab | Tensor,
@@ -237,7 +230,7 @@ def allclose(
     return bool(close.all())
 
 
-@register(torch.equal, Tensor.equal)
+@define("reducing", torch.equal, Tensor.equal)
 def equal(input: Slab | Tensor, other: Slab | Tensor) -> bool:
     """Whether the global tensors have one shape and the same elements. Collective over the mesh."""
     if tuple(input.shape) != tuple(other.shape):
@@ -254,8 +247,7 @@ def _make_moments(name: str) -> None:
     """``var``, ``std``, or one of them with the mean."""
     function = getattr(torch, name)
 
-    @register(function, *([getattr(Tensor, name)] if hasattr(Tensor, name) else []))
-    @numpy_names
+    @define("reducing", function, *([getattr(Tensor, name)] if hasattr(Tensor, name) else []))
     def moments(
         input: Slab,
         dim: Dims = None,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.errors import LayoutError
+from hyperslab.nn.op import define
 from hyperslab.nn.ops.reduce.extremes import extreme_of
 from hyperslab.nn.ops.reduce.reductions import (
     SHORT,
@@ -19,7 +20,6 @@ from hyperslab.nn.ops.reduce.reductions import (
     refuse_out,
     without_dims,
 )
-from hyperslab.nn.registry import numpy_names, register
 from hyperslab.nn.slab import Slab
 
 
@@ -58,8 +58,9 @@ def _log_softmax(e: _Exponentials) -> Tensor:
 def _make_softmax(name: str, combine: Callable[[_Exponentials], Tensor]) -> None:
     function = getattr(torch, name)
 
-    @register(function, getattr(Tensor, name), getattr(F, name), getattr(torch.special, name))
-    @numpy_names
+    @define(
+        "reducing", function, getattr(Tensor, name), getattr(F, name), getattr(torch.special, name)
+    )
     def softmax(
         input: Slab,
         dim: int | None = None,
@@ -82,7 +83,7 @@ def _implied_dim(ndim: int) -> int:
     return 0 if ndim in (0, 1, 3) else 1
 
 
-@register(F.softmin)
+@define("reducing", F.softmin)
 def softmin(
     input: Slab, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Slab:
@@ -90,8 +91,7 @@ def softmin(
     return F.softmax(-input, dim, dtype=dtype)  # type: ignore[return-value, operator]
 
 
-@register(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
-@numpy_names
+@define("reducing", torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
 def logsumexp(
     input: Slab, dim: Dims, keepdim: bool = False, *, out: Tensor | Slab | None = None
 ) -> Slab | Tensor:
@@ -118,8 +118,7 @@ def _make_cumulative(name: str, of_all: str, join: str) -> None:
     """``name`` along a dim is, on each rank, that of its piece, joined with that before it."""
     function, reduce, combine = (getattr(torch, each) for each in (name, of_all, join))
 
-    @register(function, getattr(Tensor, name))
-    @numpy_names
+    @define("reducing", function, getattr(Tensor, name))
     def cumulate(
         input: Slab,
         dim: int,
@@ -138,8 +137,7 @@ def _make_cumulative(name: str, of_all: str, join: str) -> None:
         before = reduce(totals[: x.mesh.coords[split.axis]], 0)
         return x.with_local(combine(function(local, dim), before).to(kind))
 
-    @register(getattr(Tensor, f"{name}_"))
-    @numpy_names
+    @define("reducing", getattr(Tensor, f"{name}_"))
     def cumulate_(self: Slab, dim: int, *, dtype: torch.dtype | None = None) -> Slab:
         # Of a copy, as its gradient may need what is overwritten.
         result: Any = cumulate(self.with_local(self.local.clone()), dim, dtype=dtype)

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.errors import LayoutError
+from hyperslab.layout import integers
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import (
     Dims,
     normalize_dims,
@@ -18,7 +20,6 @@ from hyperslab.nn.ops.reduce.reductions import (
     widened,
     without_dims,
 )
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -54,7 +55,7 @@ def _power(x: Tensor, p: float) -> Tensor:
     return x**p
 
 
-@register(torch.linalg.vector_norm)
+@define("reducing", torch.linalg.vector_norm)
 def vector_norm(
     x: Slab,
     ord: float = 2,
@@ -69,8 +70,7 @@ def vector_norm(
     return norm_of(x, ord, normalize_dims(x, dim), keepdim, dtype)
 
 
-@register(torch.norm, Tensor.norm)
-@numpy_names
+@define("reducing", torch.norm, Tensor.norm)
 def norm(
     input: Slab,
     p: float | str | None = "fro",
@@ -87,7 +87,7 @@ def norm(
     return norm_of(input, order, normalize_dims(input, dim), keepdim, dtype)
 
 
-@register(torch.linalg.matrix_norm)
+@define("reducing", torch.linalg.matrix_norm)
 def matrix_norm(
     A: Slab,  # noqa: N803
     ord: float | str = "fro",
@@ -117,7 +117,7 @@ def matrix_norm(
     return found if keepdim else found.squeeze(dims)  # type: ignore[no-any-return]
 
 
-@register(torch.linalg.norm)
+@define("reducing", torch.linalg.norm)
 def linalg_norm(
     A: Slab,  # noqa: N803
     ord: float | str | None = None,
@@ -142,14 +142,14 @@ def linalg_norm(
     return norm_of(A, ord, normalize_dims(A, given), keepdim, dtype)
 
 
-@register(torch.dist, Tensor.dist)
+@define("reducing", torch.dist, Tensor.dist)
 def dist(input: Slab | Tensor, other: Slab | Tensor, p: float = 2) -> Slab | Tensor:
     """The norm of the difference."""
     apart: Any = input - other  # type: ignore[operator]
     return norm_of(apart, p, normalize_dims(apart, None), False)
 
 
-@register(F.normalize)
+@define("reducing", F.normalize)
 def normalize(
     input: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: Tensor | None = None
 ) -> Slab:

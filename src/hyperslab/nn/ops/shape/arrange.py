@@ -10,18 +10,18 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout, Split, Strided, cut_evenly, plan_windows
+from hyperslab.layout import Layout, Split, Strided, cut_evenly, integers, plan_windows
 from hyperslab.nn.align import check_operands
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.dims import check_dim, check_dims, transpose, unpacked
 from hyperslab.nn.ops.shape.join import join
 from hyperslab.nn.ops.shape.reshape import make_like_other
 from hyperslab.nn.ops.shape.select import choose_along, take_along
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import as_readable, recut_view
 
 
-@register(torch.flip, Tensor.flip)
+@define("shape", torch.flip, Tensor.flip)
 def flip(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
     """``input`` backwards along ``dims``: each rank fetches the mirror image of its box."""
     x = input
@@ -35,19 +35,19 @@ def flip(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
     return x.with_local(piece.flip(mirrored), planned.output)
 
 
-@register(torch.fliplr, Tensor.fliplr)
+@define("shape", torch.fliplr, Tensor.fliplr)
 def fliplr(input: Slab) -> Slab:
     """``input`` backwards along dim 1."""
     return flip(input, 1)
 
 
-@register(torch.flipud, Tensor.flipud)
+@define("shape", torch.flipud, Tensor.flipud)
 def flipud(input: Slab) -> Slab:
     """``input`` backwards along dim 0."""
     return flip(input, 0)
 
 
-@register(torch.rot90, Tensor.rot90)
+@define("shape", torch.rot90, Tensor.rot90)
 def rot90(input: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
     """``input`` turned ``k`` times from the first to the second of two dims."""
     x = input
@@ -63,8 +63,7 @@ def rot90(input: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
     return transpose(flip(x, second if k % 4 == 1 else first), first, second)
 
 
-@register(torch.roll, Tensor.roll)
-@numpy_names
+@define("shape", torch.roll, Tensor.roll)
 def roll(input: Slab, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Slab:
     """``input`` moved by ``shifts`` along ``dims``; what leaves at one end enters at the other."""
     x = input
@@ -92,7 +91,7 @@ def _roll_along(x: Slab, shift: int, dim: int) -> Slab:
     return join(parts, dim, x.layout)
 
 
-@register(Tensor.repeat)
+@define("shape", Tensor.repeat)
 def repeat(input: Slab, *repeats: Any, **kwargs: Any) -> Slab:
     """``input`` so many times along each dim, one after the other; new dims come first."""
     times = integers(unpacked(repeats or tuple(kwargs.values())))
@@ -125,15 +124,14 @@ def _repeat_split_dim(x: Slab, dim: int, num: int) -> Slab:
     return x if num == 1 else join([x] * num, dim, x.layout.with_dim(dim, extent, cuts))
 
 
-@register(torch.tile, Tensor.tile)
+@define("shape", torch.tile, Tensor.tile)
 def tile(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
     """``repeat`` along the last dims."""
     times = integers(unpacked(dims or tuple(kwargs.values())))
     return repeat(input, *(1,) * (input.ndim - len(times)), *times)
 
 
-@register(torch.repeat_interleave, Tensor.repeat_interleave)
-@numpy_names
+@define("shape", torch.repeat_interleave, Tensor.repeat_interleave)
 def repeat_interleave(
     input: Slab | Tensor,
     repeats: int | Slab | Tensor | None = None,
@@ -162,7 +160,7 @@ def repeat_interleave(
     return x.with_local(local, x.layout.with_dim(dim, times * extent, cuts))
 
 
-@register(Tensor.expand)
+@define("shape", Tensor.expand)
 def expand(input: Slab, *sizes: Any, implicit: bool = False, **kwargs: Any) -> Slab:
     """A view of ``input`` with dims of extent 1 as long as asked for; new dims come first."""
     shape = integers(unpacked(sizes or tuple(kwargs.values())))
@@ -189,13 +187,13 @@ def expand(input: Slab, *sizes: Any, implicit: bool = False, **kwargs: Any) -> S
 make_like_other("expand_as", expand)
 
 
-@register(torch.broadcast_to, Tensor.broadcast_to)
+@define("shape", torch.broadcast_to, Tensor.broadcast_to)
 def broadcast_to(input: Slab, size: Sequence[int]) -> Slab:
     """``expand`` by another name."""
     return expand(input, size)
 
 
-@register(torch.broadcast_tensors)
+@define("shape", torch.broadcast_tensors)
 def broadcast_tensors(*tensors: Any) -> tuple[Slab | Tensor, ...]:
     """Every tensor expanded to the shape that all of them broadcast to."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Sequence) else tensors

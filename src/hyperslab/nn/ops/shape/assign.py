@@ -12,13 +12,13 @@ from torch import Tensor
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Entry, Layout
 from hyperslab.nn.align import localize
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.entries import as_tuple, is_mask, parse_index
 from hyperslab.nn.ops.shape.select import chosen_layout, local_index, take
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 
-@register(Tensor.copy_)
+@define("shape", Tensor.copy_)
 def copy_(self: Slab | Tensor, src: Slab | Tensor, non_blocking: bool = False) -> Slab:
     """Writes ``src``, broadcast, into all of a Slab."""
     x = _check_target(Tensor.copy_, self, src)
@@ -26,7 +26,7 @@ def copy_(self: Slab | Tensor, src: Slab | Tensor, non_blocking: bool = False) -
     return x
 
 
-@register(Tensor.__setitem__)
+@define("shape", Tensor.__setitem__)
 def setitem(x: Slab | Tensor, index: Any, value: Any) -> None:
     """Writes ``value``, broadcast, into the part of ``x`` that ``index`` names."""
     given = as_tuple(index)

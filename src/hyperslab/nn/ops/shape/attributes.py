@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from hyperslab.layout import integers
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.arrange import flip
 from hyperslab.nn.ops.shape.dims import unpacked
 from hyperslab.nn.placement import gather
-from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab, getter
 
 _OF_EVERY_PIECE = """
@@ -19,7 +20,7 @@ _OF_EVERY_PIECE = """
 
 
 def _make_attribute(name: str) -> None:
-    @register(getter(name))
+    @define("shape", getter(name))
     def attribute(x: Slab) -> Any:
         return getattr(x.local, name)
 
@@ -29,13 +30,13 @@ for _name in _OF_EVERY_PIECE.split():
         _make_attribute(_name)
 
 
-@register(getter("nbytes"))
+@define("shape", getter("nbytes"))
 def nbytes(x: Slab) -> int:
     """The size of the whole tensor."""
     return x.numel() * x.local.itemsize
 
 
-@register(getter("grad"))
+@define("shape", getter("grad"))
 def grad(x: Slab) -> Slab | None:
     """The gradient, on one rank; several hold parts of its sum."""
     piece = x.local
@@ -51,7 +52,7 @@ def grad(x: Slab) -> Slab | None:
     return x.with_local(kept)
 
 
-@register(Tensor.item)
+@define("shape", Tensor.item)
 def item(x: Slab) -> Any:
     """The only element. Collective over the mesh, if an axis splits it."""
     if x.numel() != 1:
@@ -59,20 +60,20 @@ def item(x: Slab) -> Any:
     return gather(x.detach()).item()
 
 
-@register(Tensor.__contains__)
+@define("shape", Tensor.__contains__)
 def contains(x: Slab, element: Any) -> bool:
     """Whether an element of the whole tensor equals ``element``."""
     found: Any = x == element
     return bool(found.any())
 
 
-@register(Tensor.__reversed__)
+@define("shape", Tensor.__reversed__)
 def backwards(x: Slab) -> Slab:
     """``x`` backwards along dim 0."""
     return flip(x, 0) if x.ndim else x
 
 
-@register(Tensor.backward)
+@define("shape", Tensor.backward)
 def backward(
     self: Slab,
     gradient: Slab | Tensor | None = None,
@@ -91,7 +92,7 @@ def backward(
 def _make_new(name: str) -> None:
     function = getattr(Tensor, name)
 
-    @register(function)
+    @define("shape", function)
     def new(x: Slab, *size: Any, **kwargs: Any) -> Slab | Tensor:
         """A Slab like ``x`` if it is to have its shape, else a plain tensor, whole everywhere."""
         sizes = integers(unpacked(size or (kwargs.pop("size"),)))
@@ -105,7 +106,7 @@ for _name in ("new_zeros", "new_ones", "new_empty"):
     _make_new(_name)
 
 
-@register(Tensor.new_full)
+@define("shape", Tensor.new_full)
 def new_full(self: Slab, size: Any, fill_value: Any, **kwargs: Any) -> Slab | Tensor:
     """A tensor of one number; see ``new_zeros`` for what it is."""
     x, sizes = self, integers(size)
@@ -114,7 +115,7 @@ def new_full(self: Slab, size: Any, fill_value: Any, **kwargs: Any) -> Slab | Te
     return x.with_local(x.local.new_full(tuple(x.local.shape), fill_value, **kwargs))
 
 
-@register(Tensor.new_tensor)
+@define("shape", Tensor.new_tensor)
 def new_tensor(self: Slab, data: Any, **kwargs: Any) -> Tensor:
     """A plain tensor of ``data`` with the dtype and device of a Slab."""
     return self.local.new_tensor(data, **kwargs)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
+from hyperslab.layout import Layout, integers
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab, getter
 
 
@@ -35,7 +35,7 @@ def unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(args[0]) if len(args) == 1 and isinstance(args[0], Sequence) else args
 
 
-@register(torch.permute, Tensor.permute)
+@define("shape", torch.permute, Tensor.permute)
 def permute(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
     """``input`` with its dims, and their splits, in another order."""
     x = input
@@ -52,7 +52,7 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
     )
 
 
-@register(torch.transpose, Tensor.transpose, torch.swapdims, Tensor.swapdims)
+@define("shape", torch.transpose, Tensor.transpose, torch.swapdims, Tensor.swapdims)
 def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
     """``input`` with two dims exchanged."""
     order = list(range(input.ndim))
@@ -61,13 +61,13 @@ def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
     return permute(input, order)
 
 
-@register(torch.swapaxes, Tensor.swapaxes)
+@define("shape", torch.swapaxes, Tensor.swapaxes)
 def swapaxes(input: Slab, axis0: int, axis1: int) -> Slab:
     """``transpose`` by another name."""
     return transpose(input, axis0, axis1)
 
 
-@register(torch.movedim, Tensor.movedim, torch.moveaxis, Tensor.moveaxis)
+@define("shape", torch.movedim, Tensor.movedim, torch.moveaxis, Tensor.moveaxis)
 def movedim(input: Slab, source: int | Sequence[int], destination: int | Sequence[int]) -> Slab:
     """``input`` with the dims ``source`` at the places ``destination``, the others in order."""
     sources, places = check_dims(source, input.ndim), check_dims(destination, input.ndim)
@@ -78,7 +78,7 @@ def movedim(input: Slab, source: int | Sequence[int], destination: int | Sequenc
     return permute(input, [moved[at] if at in moved else next(others) for at in range(input.ndim)])
 
 
-@register(torch.t, Tensor.t)
+@define("shape", torch.t, Tensor.t)
 def t(input: Slab) -> Slab:
     """The transpose of a matrix; fewer dims stay as they are."""
     if input.ndim > 2:
@@ -86,13 +86,13 @@ def t(input: Slab) -> Slab:
     return permute(input, range(input.ndim)[::-1])
 
 
-@register(torch.adjoint, Tensor.adjoint, getter("mH"))
+@define("shape", torch.adjoint, Tensor.adjoint, getter("mH"))
 def adjoint(input: Slab) -> Any:
     """The matrices in the last two dims, transposed and conjugated."""
     return mt(input).conj()
 
 
-@register(getter("mT"))
+@define("shape", getter("mT"))
 def mt(x: Slab) -> Slab:
     """The matrices in the last two dims, transposed."""
     if x.ndim < 2:
@@ -100,13 +100,13 @@ def mt(x: Slab) -> Slab:
     return transpose(x, -2, -1)
 
 
-@register(getter("T"))
+@define("shape", getter("T"))
 def reversed_dims(x: Slab) -> Slab:
     """``x`` with its dims backwards, which torch warns of where they are not 2."""
     return x.viewed(x.local.T, _permuted(x.layout, tuple(range(x.ndim)[::-1])))
 
 
-@register(getter("H"))
+@define("shape", getter("H"))
 def matrix_adjoint(x: Slab) -> Any:
     """The adjoint of one matrix."""
     if x.ndim != 2:
@@ -114,8 +114,7 @@ def matrix_adjoint(x: Slab) -> Any:
     return adjoint(x)
 
 
-@register(torch.unsqueeze, Tensor.unsqueeze)
-@numpy_names
+@define("shape", torch.unsqueeze, Tensor.unsqueeze)
 def unsqueeze(input: Slab, dim: int) -> Slab:
     """``input`` with a dim of extent 1 before ``dim``."""
     x = input
@@ -129,20 +128,20 @@ def _with_new_dim(layout: Layout, at: int) -> Layout:
     return Layout((*shape[:at], 1, *shape[at:]), (*splits[:at], None, *splits[at:]))
 
 
-@register(torch.detach, Tensor.detach)
+@define("shape", torch.detach, Tensor.detach)
 def detach(input: Slab) -> Slab:
     """``input`` without its past, which shares its memory."""
     return input.detached(input.local.detach())
 
 
-@register(torch.detach_, Tensor.detach_)
+@define("shape", torch.detach_, Tensor.detach_)
 def detach_(input: Slab) -> Slab:
     """``input`` itself, cut off from its past."""
     input.local.detach_()
     return input
 
 
-@register(torch.view_as_real)
+@define("shape", torch.view_as_real)
 def view_as_real(input: Slab) -> Slab:
     """The real and imaginary parts of complex numbers along a new last dim."""
     x = input
@@ -150,7 +149,7 @@ def view_as_real(input: Slab) -> Slab:
     return x.viewed(torch.view_as_real(x.local), layout)
 
 
-@register(torch.view_as_complex)
+@define("shape", torch.view_as_complex)
 def view_as_complex(input: Slab) -> Slab | Tensor:
     """Complex numbers whose parts lie along the last dim, which is whole on every rank."""
     x = input
@@ -164,7 +163,7 @@ def view_as_complex(input: Slab) -> Slab | Tensor:
 def _make_part_of_complex(name: str) -> None:
     function = getattr(torch, name)
 
-    @register(function, getter(name))
+    @define("shape", function, getter(name))
     def part(input: Slab) -> Slab:
         return input.viewed(function(input.local), input.layout)
 

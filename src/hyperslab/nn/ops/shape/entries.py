@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyperslab.layout import Entry
-from hyperslab.nn.registry import unsupported
+from hyperslab.nn.op import unsupported
 from hyperslab.nn.slab import Slab
 
 Tensors = dict[int, Tensor]

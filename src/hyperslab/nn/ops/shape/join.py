@@ -21,16 +21,15 @@ from hyperslab.layout import (
     cut_evenly,
     plan_exchange,
 )
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.dims import check_dim
 from hyperslab.nn.placement import recut
-from hyperslab.nn.registry import numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 Tensors = Sequence[Slab | Tensor]
 
 
-@register(torch.cat, torch.concat, torch.concatenate)
-@numpy_names
+@define("shape", torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -> Slab:
     """The tensors joined along ``dim``, under the layout of the most split Slab among them."""
     if isinstance(tensors, Slab):
@@ -88,8 +87,7 @@ def _plan_part(
     return plan_exchange(grid, rank, source, [wanted(r) for r in range(grid.num_ranks)])
 
 
-@register(torch.stack)
-@numpy_names
+@define("shape", torch.stack)
 def stack(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -> Slab:
     """Tensors of one shape along a new dim."""
     shapes = [tuple(t.shape) for t in tensors]
@@ -100,7 +98,7 @@ def stack(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -
 
 
 def _make_stack(names: Sequence[str], with_dims: Callable[..., Any], dim: int) -> None:
-    @register(*(getattr(torch, name) for name in names))
+    @define("shape", *(getattr(torch, name) for name in names))
     def stack_along(tensors: Tensors, *, out: Slab | Tensor | None = None) -> Slab:
         """Tensors joined along the dim that the function's name tells."""
         parts = [with_dims(t) for t in tensors]

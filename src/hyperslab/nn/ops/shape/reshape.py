@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hyperslab.errors import LayoutError
-from hyperslab.layout import infer_shape, merges_dims, plan_reshape
+from hyperslab.layout import infer_shape, integers, merges_dims, plan_reshape
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.dims import check_dim, unpacked
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import ViewCopy, as_copy, plain_if_number, recut_view
 
 
-@register(Tensor.view)
+@define("shape", Tensor.view)
 def view(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
     """``input`` in another global shape; see ``plan_reshape`` for what stays split."""
     x = input
@@ -32,7 +32,7 @@ def view(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
     return plain_if_number(moved.viewed(local, after))
 
 
-@register(Tensor.reshape, torch.reshape)
+@define("shape", Tensor.reshape, torch.reshape)
 def reshape(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
     """``input`` in another global shape: a view of it where that of the whole tensor is one."""
     out = view(input, *shape, **kwargs)
@@ -58,7 +58,7 @@ def _settled(x: Slab, out: Slab) -> Slab:
     return as_copy(x, out) if hides and x.is_view else out
 
 
-@register(Tensor.contiguous)
+@define("shape", Tensor.contiguous)
 def contiguous(input: Slab, memory_format: torch.memory_format = torch.contiguous_format) -> Slab:
     """``input`` in the given order in memory: itself where the whole tensor would be."""
     x = input
@@ -84,7 +84,7 @@ def _lies_in_order(x: Slab, memory_format: torch.memory_format) -> bool:
     return True
 
 
-@register(torch.flatten, Tensor.flatten)
+@define("shape", torch.flatten, Tensor.flatten)
 def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
     """``input`` with the dims from ``start_dim`` to ``end_dim`` merged."""
     x = input
@@ -100,13 +100,13 @@ def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor
     return reshape(x, *shape[:first], merged, *shape[last + 1 :])
 
 
-@register(torch.ravel, Tensor.ravel)
+@define("shape", torch.ravel, Tensor.ravel)
 def ravel(input: Slab) -> Slab | Tensor:
     """All elements along one dim."""
     return reshape(input, -1 if input.numel() else 0)
 
 
-@register(torch.unflatten, Tensor.unflatten)
+@define("shape", torch.unflatten, Tensor.unflatten)
 def unflatten(input: Slab, dim: int, sizes: Sequence[int]) -> Slab | Tensor:
     """``input`` with several dims of ``sizes`` in place of ``dim``."""
     x, at = input, check_dim(dim, input.ndim)
@@ -115,8 +115,7 @@ def unflatten(input: Slab, dim: int, sizes: Sequence[int]) -> Slab | Tensor:
     return view(x, *shape[:at], *inner, *shape[at + 1 :])
 
 
-@register(torch.squeeze, Tensor.squeeze)
-@numpy_names
+@define("shape", torch.squeeze, Tensor.squeeze)
 def squeeze(input: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
     """``input`` without its dims of extent 1, or those of them in ``dim``."""
     x = input
@@ -128,7 +127,7 @@ def squeeze(input: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tenso
 def make_like_other(name: str, rule: Callable[..., Slab | Tensor]) -> None:
     """Makes ``rule`` that of ``Tensor.<name>``, which takes its shape from another tensor."""
 
-    @register(getattr(Tensor, name))
+    @define("shape", getattr(Tensor, name))
     def like_other(input: Slab | Tensor, other: Slab | Tensor) -> Slab | Tensor:
         if isinstance(input, Slab):
             return rule(input, tuple(other.shape))
@@ -143,7 +142,7 @@ make_like_other("reshape_as", reshape)
 def _make_at_least(num_dims: int, places: Sequence[Sequence[int]]) -> None:
     """Registers ``atleast_nd``; tensors of n dims get new ones at ``places[n]``, in turn."""
 
-    @register(getattr(torch, f"atleast_{num_dims}d"))
+    @define("shape", getattr(torch, f"atleast_{num_dims}d"))
     def at_least(*tensors: Any) -> Any:
         """Each tensor with as many dims of extent 1 as it lacks."""
         if len(tensors) != 1 or not isinstance(tensors[0], Slab | Tensor):
@@ -158,6 +157,6 @@ _make_at_least(1, [(0,)])
 _make_at_least(2, [(0, 0), (0,)])
 _make_at_least(3, [(0, 0, 0), (0, 2), (2,)])
 
-register(torch.numel)(Slab.numel)
-register(torch.is_floating_point)(Slab.is_floating_point)
-register(torch.is_complex)(Slab.is_complex)
+define("shape", torch.numel)(Slab.numel)
+define("shape", torch.is_floating_point)(Slab.is_floating_point)
+define("shape", torch.is_complex)(Slab.is_complex)

@@ -19,11 +19,13 @@ from hyperslab.layout import (
     Layout,
     Split,
     cut_evenly,
+    integers,
     output_cuts,
     plan_index,
     plan_windows,
 )
 from hyperslab.nn.align import check_operands
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.shape.dims import check_dim
 from hyperslab.nn.ops.shape.entries import (
     Tensors,
@@ -33,12 +35,11 @@ from hyperslab.nn.ops.shape.entries import (
     is_mask,
     parse_index,
 )
-from hyperslab.nn.registry import integers, numpy_names, register, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view, plain_if_number, recut_view
 
 
-@register(Tensor.__getitem__)
+@define("shape", Tensor.__getitem__)
 def getitem(x: Slab | Tensor, index: Any) -> Slab | Tensor:
     """``x[index]``: a view of ``x`` where torch gives one and nothing has to move."""
     if not isinstance(x, Slab):
@@ -133,7 +134,7 @@ def take_along(x: Slab, dim: int, pick: int | range) -> Slab:
     return take(x, tuple(entries))
 
 
-@register(torch.narrow, Tensor.narrow)
+@define("shape", torch.narrow, Tensor.narrow)
 def narrow(input: Slab | Tensor, dim: int, start: int | Slab | Tensor, length: int) -> Slab:
     """``length`` indices along ``dim`` from ``start`` on, which may count from the end."""
     if isinstance(start, Slab | Tensor):
@@ -153,7 +154,7 @@ def narrow(input: Slab | Tensor, dim: int, start: int | Slab | Tensor, length: i
     return take_along(x, dim, range(first, first + length))
 
 
-@register(torch.select, Tensor.select)
+@define("shape", torch.select, Tensor.select)
 def select(input: Slab, dim: int, index: int) -> Slab | Tensor:
     """The one ``index`` along ``dim``, which is dropped."""
     dim = check_dim(dim, input.ndim)
@@ -163,8 +164,7 @@ def select(input: Slab, dim: int, index: int) -> Slab | Tensor:
     return plain_if_number(take_along(input, dim, at % extent))
 
 
-@register(torch.unbind, Tensor.unbind)
-@numpy_names
+@define("shape", torch.unbind, Tensor.unbind)
 def unbind(input: Slab, dim: int = 0) -> tuple[Slab | Tensor, ...]:
     """Every index along ``dim`` by itself; a split dim becomes whole on every rank for it."""
     dim = check_dim(dim, input.ndim)
@@ -173,8 +173,7 @@ def unbind(input: Slab, dim: int = 0) -> tuple[Slab | Tensor, ...]:
     return tuple(map(plain_if_number, parts))
 
 
-@register(torch.split, torch.unsafe_split, Tensor.unsafe_split)
-@numpy_names
+@define("shape", torch.split, torch.unsafe_split, Tensor.unsafe_split)
 def split(
     tensor: Slab, split_size_or_sections: int | Sequence[int], dim: int = 0
 ) -> tuple[Slab, ...]:
@@ -199,22 +198,19 @@ def _parts(x: Slab, dim: int, bounds: Sequence[int]) -> tuple[Slab, ...]:
     return tuple(take_along(x, dim, range(*part.indices(extent))) for part in slices)
 
 
-@register(Tensor.split)
-@numpy_names
+@define("shape", Tensor.split)
 def split_method(self: Slab, split_size: int | Sequence[int], dim: int = 0) -> tuple[Slab, ...]:
     """``split`` by its name in ``Tensor``."""
     return split(self, split_size, dim)
 
 
-@register(torch.split_with_sizes, Tensor.split_with_sizes)
-@numpy_names
+@define("shape", torch.split_with_sizes, Tensor.split_with_sizes)
 def split_with_sizes(input: Slab, split_sizes: Sequence[int], dim: int = 0) -> tuple[Slab, ...]:
     """``split`` into parts of the sizes given."""
     return split(input, split_sizes, dim)
 
 
-@register(torch.chunk, Tensor.chunk, torch.unsafe_chunk, Tensor.unsafe_chunk)
-@numpy_names
+@define("shape", torch.chunk, Tensor.chunk, torch.unsafe_chunk, Tensor.unsafe_chunk)
 def chunk(input: Slab, chunks: int, dim: int = 0) -> tuple[Slab, ...]:
     """At most ``chunks`` parts of one size along ``dim``, the last one smaller if need be."""
     x, dim = input, check_dim(dim, input.ndim)
@@ -224,11 +220,13 @@ def chunk(input: Slab, chunks: int, dim: int = 0) -> tuple[Slab, ...]:
     return split(x, -(-extent // chunks), dim) if extent else _parts(x, dim, [0] * (chunks + 1))
 
 
-@register(torch.tensor_split, Tensor.tensor_split)
-@numpy_names
-def tensor_split(input: Slab | Tensor, *given: Any, **names: Any) -> tuple[Slab, ...]:
+@define("shape", torch.tensor_split, Tensor.tensor_split)
+def tensor_split(
+    input: Slab | Tensor, *given: Any, dim: int | None = None, **names: Any
+) -> tuple[Slab, ...]:
     """As many parts along a dim as asked for, of nearly one size, or those between indices."""
-    dim = names.pop("dim", given[1] if len(given) > 1 else 0)
+    if dim is None:
+        dim = given[1] if len(given) > 1 else 0
     (where,) = given[:1] or names.values()
     x = check_operands(torch.tensor_split, input, where)
     dim = check_dim(dim, x.ndim)
@@ -245,7 +243,7 @@ def tensor_split(input: Slab | Tensor, *given: Any, **names: Any) -> tuple[Slab,
 def _make_axis_split(name: str, least_dims: int, dim: int) -> None:
     function = getattr(torch, name)
 
-    @register(function, getattr(Tensor, name))
+    @define("shape", function, getattr(Tensor, name))
     def axis_split(input: Slab, *given: Any, **names: Any) -> tuple[Slab, ...]:
         """``tensor_split`` along the dim that the function's name tells."""
         x, at = input, min(dim, input.ndim - 1)
@@ -261,8 +259,7 @@ for _name, _least_dims, _dim in (("hsplit", 1, 1), ("vsplit", 2, 0), ("dsplit", 
     _make_axis_split(_name, _least_dims, _dim)
 
 
-@register(torch.index_select, Tensor.index_select)
-@numpy_names
+@define("shape", torch.index_select, Tensor.index_select)
 def index_select(
     input: Slab | Tensor, dim: int, index: Slab | Tensor, *, out: Slab | Tensor | None = None
 ) -> Slab:
@@ -281,7 +278,7 @@ def index_select(
     return choose_along(x, dim, index.reshape(-1))
 
 
-@register(torch.diagonal, Tensor.diagonal)
+@define("shape", torch.diagonal, Tensor.diagonal)
 def diagonal(input: Slab, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Slab:
     """The diagonals of two dims, which are whole on every rank, as a new last dim."""
     x = input

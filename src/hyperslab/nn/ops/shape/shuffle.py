@@ -13,8 +13,8 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Window, plan_windows
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import scaled
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -25,7 +25,7 @@ def _check(function: Callable[..., Any], x: Slab, channels: int) -> None:
         raise unsupported(function, x, "its channels are split")
 
 
-@register(torch.pixel_shuffle, F.pixel_shuffle)
+@define("shape", torch.pixel_shuffle, F.pixel_shuffle)
 def pixel_shuffle(input: Slab, upscale_factor: int) -> Slab:
     """Each pixel's channels as a square of pixels, so that pieces grow and stay where they are."""
     x, factor = input, upscale_factor
@@ -40,7 +40,7 @@ def pixel_shuffle(input: Slab, upscale_factor: int) -> Slab:
     return _moved(torch.pixel_shuffle, x, x.local, factor, layout)
 
 
-@register(torch.pixel_unshuffle, F.pixel_unshuffle)
+@define("shape", torch.pixel_unshuffle, F.pixel_unshuffle)
 def pixel_unshuffle(input: Slab, downscale_factor: int) -> Slab:
     """Each square of pixels as the channels of one; squares that are cut move to one rank."""
     x, factor = input, downscale_factor
@@ -68,7 +68,7 @@ def _moved(
 
 
 def _make_channel_shuffle(function: Callable[..., Any]) -> None:
-    @register(function)
+    @define("shape", function)
     def channel_shuffle(input: Slab, groups: int) -> Slab:
         """The channels, which are whole on every rank, in another order."""
         _check(function, input, 1)

@@ -10,12 +10,12 @@ from torch import Tensor
 from hyperslab.comm.agree import run_together
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.nn.align import align
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.extremes import extreme_of
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
-@register(torch.bincount, Tensor.bincount)
+@define("shape", torch.bincount, Tensor.bincount)
 def bincount(
     input: Slab | Tensor, weights: Slab | Tensor | None = None, minlength: int = 0
 ) -> Tensor:
@@ -34,7 +34,7 @@ def bincount(
     return reduce_sum(run_together(count, x.mesh), x.mesh, x.layout.axes)
 
 
-@register(torch.unique, Tensor.unique)
+@define("shape", torch.unique, Tensor.unique)
 def unique(
     input: Slab,
     sorted: bool = True,

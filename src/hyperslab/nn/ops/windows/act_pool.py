@@ -26,9 +26,9 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
+from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, pool_windows, unpadded
 from hyperslab.nn.ops.windows.spatial import check_extents
-from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.slab import Slab
 
 Numbers = int | Sequence[int]
@@ -37,9 +37,9 @@ Numbers = int | Sequence[int]
 def _make_rule(
     function: Callable[..., Any], num_dims: int, fuse: Callable[..., Slab | None]
 ) -> None:
-    alone = rule_of(function)
+    alone = OPS[function].rule
 
-    @register(function)
+    @replace_rule(function)
     def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
         out = fuse(function, input, *args, **kwargs) if _pays(input, num_dims) else None
         return alone(input, *args, **kwargs) if out is None else out

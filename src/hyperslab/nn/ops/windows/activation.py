@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hyperslab.kernels import fused
 from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation, waits_in_vain
-from hyperslab.nn.registry import register, rule_of
+from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.slab import Slab
 
 
 def _make_rule(function: Callable[..., Any], slope_of: Callable[..., tuple[float, bool]]) -> None:
-    pointwise = rule_of(function)
+    pointwise = OPS[function].rule
 
-    @register(function)
+    @replace_rule(function)
     def activate(input: Any, *args: Any, **kwargs: Any) -> Any:
         if type(input) is not Slab or fused.pays(input.local):
             slope, in_place = slope_of(*args, **kwargs)

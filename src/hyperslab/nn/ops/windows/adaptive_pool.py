@@ -12,7 +12,17 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
 from hyperslab.kernels.indices import global_indices
-from hyperslab.layout import AdaptiveWindow, Cuts, Layout, Span, Split, Windowed, plan_windows
+from hyperslab.layout import (
+    AdaptiveWindow,
+    Cuts,
+    Layout,
+    Span,
+    Split,
+    Windowed,
+    integers,
+    plan_windows,
+)
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import mean
 from hyperslab.nn.ops.windows.spatial import (
     along,
@@ -22,7 +32,6 @@ from hyperslab.nn.ops.windows.spatial import (
     without_samples,
 )
 from hyperslab.nn.placement import whole_along
-from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab
 
 OutputSize = int | Sequence[int | None] | None
@@ -106,7 +115,9 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"adaptive_avg_pool{num_dims}d")
     name = f"adaptive_avg_pool{num_dims}d"
 
-    @register(function, getattr(torch, name, function), getattr(torch._C._nn, name, function))
+    @define(
+        "windowed", function, getattr(torch, name, function), getattr(torch._C._nn, name, function)
+    )
     @without_samples(num_dims)
     def adaptive_avg_pool(input: Slab, output_size: OutputSize) -> Slab:
         """Where the output's size is 1 this is a mean over the ranks; elsewhere windows move."""
@@ -135,7 +146,7 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
     function, with_indices = getattr(F, name), getattr(F, f"{name}_with_indices")
     both = [getattr(space, name, with_indices) for space in (torch, torch._C._nn)]
 
-    @register(function)
+    @define("windowed", function)
     @without_samples(num_dims)
     def adaptive_max_pool(
         input: Slab, output_size: OutputSize, return_indices: bool = False
@@ -150,7 +161,7 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
             out, indices = _largest(out, indices, ones)
         return (out, indices) if return_indices else out
 
-    @register(with_indices, *both)
+    @define("windowed", with_indices, *both)
     def adaptive_max_pool_with_indices(
         input: Slab, output_size: OutputSize, return_indices: bool = True
     ) -> Slab | tuple[Slab, Slab]:

@@ -18,7 +18,7 @@ from hyperslab.kernels import fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
 from hyperslab.nn.deferred import waits_in_vain
-from hyperslab.nn.registry import register, rule_of
+from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.slab import Slab
 
 MAX_GROWTH = 1 << 5
@@ -44,9 +44,9 @@ Easy = Callable[[Tensor, tuple[Any, ...]], bool]
 
 def _shorten(function: Callable[..., Any], is_easy: Easy, *, to_view: bool = False) -> None:
     """Lets the rule of ``function`` serve only where it has something to do, or to say."""
-    rule = rule_of(function)
+    rule = OPS[function].rule
 
-    @register(function)
+    @replace_rule(function)
     @wraps(rule)
     def shortcut(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
@@ -68,9 +68,9 @@ def _shorten(function: Callable[..., Any], is_easy: Easy, *, to_view: bool = Fal
 
 def _shorten_loss(function: Callable[..., Any], fits: Callable[[Any, Any], bool]) -> None:
     """As ``_shorten``, for input and target of shapes that fit."""
-    rule = rule_of(function)
+    rule = OPS[function].rule
 
-    @register(function)
+    @replace_rule(function)
     @wraps(rule)
     def shortcut(*args: Any, **kwargs: Any) -> Any:
         x, target = args[:2] if len(args) > 1 else (None, None)

@@ -29,6 +29,7 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.align import check_operands
+from hyperslab.nn.op import define
 from hyperslab.nn.ops.windows.spatial import (
     autocast,
     autocast_dtype,
@@ -39,7 +40,6 @@ from hyperslab.nn.ops.windows.spatial import (
     per_dim,
     without_samples,
 )
-from hyperslab.nn.registry import register
 from hyperslab.nn.slab import Slab
 
 
@@ -105,7 +105,7 @@ def conv_windows(
 def _make_conv(num_dims: int) -> None:
     function = getattr(F, f"conv{num_dims}d")
 
-    @register(function)
+    @define("windowed", function)
     @without_samples(num_dims)
     def conv(
         input: Slab,
@@ -165,7 +165,7 @@ for _num_dims in (1, 2, 3):
 def _make_conv_transpose(num_dims: int) -> None:
     function = getattr(F, f"conv_transpose{num_dims}d")
 
-    @register(function)
+    @define("windowed", function)
     @without_samples(num_dims)
     def conv_transpose(
         input: Slab,

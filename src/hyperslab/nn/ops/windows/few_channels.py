@@ -15,6 +15,7 @@ from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.deferred import Convolved, defer_conv
+from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.ops.windows.conv import conv_windows, plan_conv
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
@@ -23,15 +24,14 @@ from hyperslab.nn.ops.windows.spatial import (
     check_weights,
     per_dim,
 )
-from hyperslab.nn.registry import register, rule_of
 from hyperslab.nn.slab import Slab
 
 
 def _make_rule(num_dims: int) -> None:
     function = getattr(F, f"conv{num_dims}d")
-    alone = rule_of(function)
+    alone = OPS[function].rule
 
-    @register(function)
+    @replace_rule(function)
     def conv(
         input: Any,
         weight: Tensor,

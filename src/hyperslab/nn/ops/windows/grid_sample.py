@@ -8,12 +8,12 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.placement import recut
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab, check_one_grid
 
 
-@register(F.grid_sample)
+@define("windowed", F.grid_sample)
 def grid_sample(
     input: Slab | Tensor,
     grid: Slab | Tensor,
@@ -52,13 +52,13 @@ def _as_slab(t: Slab | Tensor, like: Slab) -> Slab:
     return t if isinstance(t, Slab) else like.with_local(t, Layout.unsplit(t.shape))
 
 
-@register(torch._is_all_true)
+@define("windowed", torch._is_all_true)
 def is_all_true(x: Slab) -> Tensor | Slab:
     """Whether all elements are, as distributions ask of their arguments."""
     return x.all()  # type: ignore[no-any-return]
 
 
-@register(torch._is_any_true)
+@define("windowed", torch._is_any_true)
 def is_any_true(x: Slab) -> Tensor | Slab:
     """Whether any element is."""
     return x.any()  # type: ignore[no-any-return]

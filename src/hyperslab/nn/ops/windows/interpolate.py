@@ -19,8 +19,9 @@ from hyperslab.kernels import tiles
 from hyperslab.kernels.interpolate import interpolate as local_interpolate
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
+from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import along, no_outputs, result_dtype
-from hyperslab.nn.registry import dispatch, register, unsupported
 from hyperslab.nn.slab import Slab
 
 _NEIGHBOURS = {
@@ -34,7 +35,7 @@ _NEIGHBOURS = {
 """How many inputs an output reads before and after the one that it lies at."""
 
 
-@register(F.interpolate)
+@define("windowed", F.interpolate)
 def interpolate(
     input: Slab,
     size: int | Sequence[int] | None = None,

@@ -21,17 +21,18 @@ from hyperslab.layout import (
     Span,
     Split,
     Window,
+    integers,
     output_cuts,
     plan_exchange,
     plan_windows,
 )
-from hyperslab.nn.registry import integers, register, unsupported
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 
 Ends = dict[int, tuple[int, int]]  # how much is added before and after each dim that changes
 
 
-@register(F.pad)
+@define("windowed", F.pad)
 def pad(
     input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Slab:

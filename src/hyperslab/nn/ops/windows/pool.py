@@ -26,6 +26,7 @@ from hyperslab.layout import (
     Windowed,
     plan_windows,
 )
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     check_batch,
     check_extents,
@@ -35,7 +36,6 @@ from hyperslab.nn.ops.windows.spatial import (
     result_dtype,
     without_samples,
 )
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 
 
@@ -112,7 +112,7 @@ def _make_max_pool(num_dims: int) -> None:
     name = f"max_pool{num_dims}d_with_indices"
     both = [getattr(space, name, None) for space in (F, torch, torch._C._nn)]
 
-    @register(function, getattr(torch, f"max_pool{num_dims}d"))
+    @define("windowed", function, getattr(torch, f"max_pool{num_dims}d"))
     @without_samples(num_dims)
     def max_pool(
         input: Slab,
@@ -142,7 +142,7 @@ def _make_max_pool(num_dims: int) -> None:
         flat = global_indices(indices, window.shape[2:], starts, x.layout.shape[2:])
         return values, x.with_local(as_many(flat, planned.box.shape), planned.output)
 
-    @register(*filter(None, both))
+    @define("windowed", *filter(None, both))
     def max_pool_with_indices(
         input: Slab,
         kernel_size: int | Sequence[int],
@@ -170,7 +170,7 @@ def as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _make_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"avg_pool{num_dims}d")
 
-    @register(function)
+    @define("windowed", function)
     @without_samples(num_dims)
     def avg_pool(
         input: Slab,
@@ -244,7 +244,7 @@ def _make_lp_pool(num_dims: int) -> None:
     max_pool = getattr(F, f"max_pool{num_dims}d")
     avg_pool = getattr(F, f"avg_pool{num_dims}d")
 
-    @register(function)
+    @define("windowed", function)
     def lp_pool(
         input: Slab,
         norm_type: float,

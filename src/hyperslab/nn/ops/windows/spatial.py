@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import ConfigError, LayoutError
-from hyperslab.layout import Layout, Split
-from hyperslab.nn.registry import Rule, integers, unsupported
+from hyperslab.layout import Layout, Split, integers
+from hyperslab.nn.op import Rule, unsupported
 from hyperslab.nn.slab import Slab
 
 

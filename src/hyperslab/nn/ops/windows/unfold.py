@@ -23,6 +23,7 @@ from hyperslab.layout import (
     local_padding,
     plan_windows,
 )
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     check_batch,
     check_extents,
@@ -31,12 +32,11 @@ from hyperslab.nn.ops.windows.spatial import (
     scaled,
     without_samples,
 )
-from hyperslab.nn.registry import register, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view
 
 
-@register(Tensor.unfold)
+@define("windowed", Tensor.unfold)
 def unfold_dim(input: Slab, dimension: int, size: int, step: int) -> Slab:
     """The windows of ``size`` indices along a dim, every ``step``; a last dim holds theirs."""
     x = input
@@ -84,7 +84,7 @@ class _Patches(NamedTuple):
         return tuple(map(Window, self.kernel, self.stride, self.padding, self.dilation))
 
 
-@register(F.unfold)
+@define("windowed", F.unfold)
 @without_samples(2)
 def unfold(
     input: Slab,
@@ -122,7 +122,7 @@ def _columns(x: Slab, placed: Layout, num_pixels: int) -> Layout:
     )
 
 
-@register(F.fold)
+@define("windowed", F.fold)
 @without_samples(1)
 def fold(
     input: Slab,

@@ -14,8 +14,9 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.comm.reduce import reduce_sum_
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Box, TransposedWindow, plan_windows
+from hyperslab.layout import Box, TransposedWindow, integers, plan_windows
 from hyperslab.nn.align import localize
+from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     along,
     check_batch,
@@ -25,14 +26,13 @@ from hyperslab.nn.ops.windows.spatial import (
     per_dim,
     without_samples,
 )
-from hyperslab.nn.registry import integers, register, unsupported
 from hyperslab.nn.slab import Slab
 
 
 def _make_max_unpool(num_dims: int) -> None:
     function = getattr(F, f"max_unpool{num_dims}d")
 
-    @register(function)
+    @define("windowed", function)
     @without_samples(num_dims)
     def max_unpool(
         input: Slab,

@@ -1,0 +1,98 @@
+"""From a torch function of Slabs to the rule that computes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+from torch.utils._pytree import tree_leaves
+
+from hyperslab.comm.journal import journal
+from hyperslab.errors import UnsupportedOp
+from hyperslab.nn.op import OPS, Function, Rule, is_operand, name_of
+
+
+def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``function`` returns for the global tensors, by its rule.
+
+    Where there is no rule, or it refuses these arguments, ``run_whole`` handles them.
+    """
+    if is_dynamo_compiling():
+        from hyperslab.nn.compile import dispatch_in_graph  # loads the compiler
+
+        return dispatch_in_graph(function, args, kwargs)
+    if _WAITING.calls:
+        settle(function, args)
+    if journal.has_readers:
+        journal.add(function, (*args, *kwargs.values()) if kwargs else args)
+        if is_grad_enabled():
+            args, kwargs = _PREPARE[0](function, args, kwargs)
+    try:
+        op = OPS.get(function)
+        if op is None or kwargs.get("out") is not None:
+            return _run_whole(function, args, kwargs)
+        try:
+            return op.rule(*args, **op.keywords(kwargs)) if kwargs else op.rule(*args)
+        except UnsupportedOp as refusal:
+            return _run_whole(function, args, kwargs, refusal)
+    except Exception as error:
+        _explain(error, function, args, kwargs)
+        raise
+
+
+def _run_whole(
+    function: Function,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    refusal: UnsupportedOp | None = None,
+) -> Any:
+    from hyperslab.nn.ops.whole import run_whole  # which knows Slabs, and they know this file
+
+    return run_whole(function, args, kwargs, refusal)
+
+
+_PREPARE: list[Callable[..., Any]] = []
+
+
+def prepare_arguments(prepare: Rule) -> Rule:
+    """Makes the decorated function what, on several ranks, gives the arguments as rules get them.
+
+    It gets the function, its arguments and its keyword arguments.
+    """
+    _PREPARE[:] = [prepare]
+    return prepare
+
+
+class _Waiting(threading.local):
+    """What waits for the next function that a thread calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[..., bool]] = []
+
+
+_WAITING = _Waiting()
+
+
+def before_next(settle: Callable[[Function, tuple[Any, ...]], bool]) -> None:
+    """Has ``settle`` called with the next function and its arguments, and on while it is true."""
+    _WAITING.calls.append(settle)
+
+
+def settle(function: Function, args: tuple[Any, ...]) -> None:
+    """Has computed what waits for another function than this one, which is called next."""
+    asked, _WAITING.calls = _WAITING.calls, []  # should one raise, it is not asked again
+    _WAITING.calls += [wait for wait in asked if wait(function, args)]
+
+
+def _explain(
+    error: Exception, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Adds to ``error`` the operator that raised it and its Slabs, if that is not there yet."""
+    if hasattr(error, "__notes__"):
+        return
+    leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
+    shown = ", ".join(str(leaf) for leaf in leaves if hasattr(leaf, "with_local"))
+    error.add_note(f"in {name_of(function)} of {shown}")

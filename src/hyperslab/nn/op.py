@@ -1,0 +1,288 @@
+"""Operators as values: what is known of each torch function that runs on Slabs.
+
+``OPS`` maps a torch function to its ``Op``. ``Op.parse`` makes a ``Call`` of arguments: tensors,
+windows or dims, options. Whoever needs to know an operator asks its ``Call``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hyperslab.errors import UnsupportedOp
+from hyperslab.layout import AnyWindow, integers
+
+if TYPE_CHECKING:
+    from hyperslab.nn.slab import Slab
+
+Function = Callable[..., Any]
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+Family = Literal["pointwise", "windowed", "reducing", "shape", "product", "random", "custom"]
+
+_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A torch function that runs on Slabs."""
+
+    function: Function
+    family: Family
+    rule: Callable[..., Any]
+    """Computes it on Slabs; takes the function's own arguments."""
+    reader: Callable[..., Call] | None = None
+    """Takes the Op and the function's own arguments, where a Call has more than their names say."""
+    flops: Callable[[Call], int] | None = None
+    """Counts the multiplications and additions of a Call, where these are what takes time."""
+    implementations: tuple[Implementation, ...] = ()
+    """How the function may be computed on one rank; the first that fits does it."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.function)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes into its first argument."""
+        return writes_in_place(self.function)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return self.family == "random"
+
+    def parse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
+        """What the arguments say, with all defaults filled in."""
+        named = self.keywords(dict(kwargs)) if kwargs else {}
+        if self.reader is not None:
+            return self.reader(self, *args, **named)
+        bound = _signature(self.rule).bind(*args, **named)
+        bound.apply_defaults()
+        operands = tuple(filter(is_operand, tree_leaves((args, named), is_leaf=is_operand)))
+        options = {name: arg for name, arg in bound.arguments.items() if not _has_operand(arg)}
+        dims = _dims(operands[0], options["dim"]) if "dim" in options and operands else ()
+        return Call(self, operands, options, dims=dims, given=(args, named))
+
+    def keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """``kwargs`` by the names that the rule knows, without ``out=None``."""
+        if "out" in kwargs and kwargs["out"] is None:
+            kwargs = {name: arg for name, arg in kwargs.items() if name != "out"}
+        if _NUMPY_NAMES.keys().isdisjoint(kwargs):
+            return kwargs
+        known = _signature(self.rule).parameters
+        renamed = {old: new for old, new in _NUMPY_NAMES.items() if new in known}
+        return {renamed.get(name, name): arg for name, arg in kwargs.items()}
+
+    def implementation(self, call: Call, piece: Tensor) -> Implementation | None:
+        """The first that fits, or None, where torch's own function does."""
+        return next((each for each in self.implementations if each.fits(call, piece)), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of an operator: on Slabs, on plain tensors, or on pieces of them."""
+
+    op: Op
+    operands: tuple[Any, ...]
+    """The Slabs and tensors it is given, its input first; of a windowed function None too."""
+    options: Mapping[str, Any]
+    """Its other arguments, by torch's names."""
+    windows: tuple[AnyWindow, ...] = ()
+    """Those of a windowed function, for each of its spatial dims."""
+    dims: tuple[int, ...] = ()
+    """The dims over which a function reduces, or along which it works."""
+    given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
+    """The arguments themselves, where operands and options do not tell how to call again."""
+
+    @property
+    def input(self) -> Any:
+        return self.operands[0]
+
+    def on(self, *operands: Any, windows: tuple[AnyWindow, ...] = (), **options: Any) -> Call:
+        """The same call of other operands, with other windows, and with some other options."""
+        changed = {**self.options, **options} if options else self.options
+        return Call(self.op, operands, changed, windows or self.windows, self.dims)
+
+    def run(self) -> Any:
+        """What torch's own function makes of the operands."""
+        if self.given is not None:
+            return self.op.function(*self.given[0], **self.given[1])
+        return self.op.function(*self.operands, **self.options)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, where these are what takes time: else 0."""
+        return 0 if self.op.flops is None else self.op.flops(self)
+
+    @property
+    def nbytes(self) -> int:
+        """What is read and written."""
+        tensors = (*filter(is_operand, self.operands), *self.outputs())
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    @property
+    def saved_nbytes(self) -> int:
+        """What autograd keeps for the backward pass, operands among it."""
+        saved: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept.append(tensor)
+            saved[tensor.untyped_storage()._cdata] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        kept: list[Tensor] = []  # so that no place in memory is taken twice
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            self.outputs()
+        return sum(saved.values())
+
+    def outputs(self) -> list[Tensor]:
+        """What it makes, on the meta device: shapes and dtypes without values."""
+        given = self.given or (self.operands, self.options)
+        args, kwargs = tree_map(_without_values, given, is_leaf=is_operand)
+        made = self.op.function(*args, **kwargs)
+        return [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute an operator on one rank: by a fused kernel, by tiles, by torch."""
+
+    name: str
+    fits: Callable[[Call, Tensor], bool]
+    """Whether it is right, and worth it, for this call whose input is this piece."""
+    run: Callable[[Call, Tensor], Any]
+
+
+def is_operand(leaf: object) -> bool:
+    """Whether it is a tensor or a Slab: for ``tree_map``, which otherwise looks into Slabs."""
+    return isinstance(leaf, Tensor) or hasattr(leaf, "with_local")
+
+
+def _has_operand(value: object) -> bool:
+    return any(map(is_operand, tree_leaves(value, is_leaf=is_operand)))
+
+
+def _dims(x: Tensor | Slab, dim: Any) -> tuple[int, ...]:
+    given = range(x.ndim) if dim is None else integers(dim)
+    return tuple(each % max(1, x.ndim) for each in given) or tuple(range(x.ndim))
+
+
+def _without_values(leaf: Any) -> Any:
+    if not is_operand(leaf):
+        return leaf
+    meta = torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device="meta")
+    return meta.requires_grad_(leaf.requires_grad)
+
+
+@lru_cache(maxsize=1024)
+def _signature(rule: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(rule)
+
+
+OPS: dict[Function, Op] = {}
+"""What is known of each torch function that runs on Slabs."""
+
+
+def define(
+    family: Family,
+    *functions: Function,
+    reader: Callable[..., Call] | None = None,
+    flops: Callable[[Call], int] | None = None,
+) -> Callable[[Rule], Rule]:
+    """Makes the decorated rule what runs when one of ``functions`` gets a Slab: once for each."""
+
+    def keep(rule: Rule) -> Rule:
+        for function in dict.fromkeys(functions):  # torch has some under two names
+            assert function not in OPS, f"{name_of(function)} has a rule"
+            OPS[function] = Op(function, family, rule, reader, flops)
+        return rule
+
+    return keep
+
+
+_num_registered = 0
+
+
+def register(*functions: Function) -> Callable[[Rule], Rule]:
+    """Makes the decorated rule what runs when one of ``functions`` gets a Slab.
+
+    The rule takes the function's own arguments, Slabs among them, and returns Slabs (or a plain
+    tensor that is equal on every rank). It replaces an earlier rule.
+
+    ```python
+    @hs.register(torch.special.entr)
+    def entr(x):
+        return x.with_local(torch.special.entr(x.local))
+    ```
+    """
+
+    def keep(rule: Rule) -> Rule:
+        global _num_registered
+        OPS.update({function: Op(function, "custom", rule) for function in functions})
+        _num_registered += 1
+        return rule
+
+    return keep
+
+
+def replace_rule(function: Function) -> Callable[[Rule], Rule]:
+    """Makes the decorated rule that of a function which has one of ours already."""
+
+    def keep(rule: Rule) -> Rule:
+        OPS[function] = replace(OPS[function], rule=rule)
+        return rule
+
+    return keep
+
+
+def has_users_rules() -> bool:
+    """Whether there are rules that are not ours."""
+    return any(op.family == "custom" for op in OPS.values())
+
+
+def num_registered() -> int:
+    """How many rules users have ever registered, to tell whether some have changed."""
+    return _num_registered
+
+
+def implement(function: Function, *implementations: Implementation) -> None:
+    """Puts ``implementations`` before those that ``function`` has."""
+    op = OPS[function]
+    OPS[function] = replace(op, implementations=(*implementations, *op.implementations))
+
+
+def writes_in_place(function: Function, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether ``function`` writes into its first argument, by its name or ``inplace=True``."""
+    name = getattr(function, "__name__", "")
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
+    return name.endswith("_") or bool(kwargs and kwargs.get("inplace"))
+
+
+def unsupported(function: Function, slab: Slab, why: str = "") -> UnsupportedOp:
+    """The error to raise where ``function`` has no exact rule for ``slab``."""
+    reason = why or "there is no rule for it on a split tensor"
+    return UnsupportedOp(
+        f"{name_of(function)} cannot run on a tensor of {slab.layout.describe()} (rank "
+        f"{slab.mesh.rank} holds {'x'.join(map(str, slab.box.shape))}): {reason}. Call "
+        "hyperslab.gather(x) first to have the whole tensor on every rank, or add a rule with "
+        f"hyperslab.register({name_of(function)})"
+    )
+
+
+def name_of(function: Function) -> str:
+    """The function as a user would write it, such as ``torch.roll`` or ``torch.Tensor.roll``."""
+    if isinstance(function, MethodType):  # of a class, as ``MyFunction.apply``
+        owner: Any = function.__self__
+        return f"{owner.__module__}.{owner.__qualname__}.{function.__name__}"
+    name = getattr(function, "__qualname__", repr(function))
+    return resolve_name(function) or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")
