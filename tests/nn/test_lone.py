@@ -322,14 +322,14 @@ def test_a_pass_that_writes_into_its_argument_does_so():
 
 
 def test_slabs_stay_where_rules_are_the_users():
-    before = OPS[F.softplus].rule
+    before = OPS[F.softplus]
     _, net, mesh = pair()  # it might call the function in a later pass
     assert kinds_of_passes(net, mesh) == "Stt"
     try:
         hs.register(F.softplus)(lambda x: x.with_local(x.local + 7))
         assert kinds_of_passes(net, mesh) == "SSS"
     finally:
-        hs.register(F.softplus)(before)
+        OPS[F.softplus] = before
     assert kinds_of_passes(net, mesh, num=1) == "t"
 
 
