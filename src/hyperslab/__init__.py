@@ -15,7 +15,8 @@ from hyperslab.errors import (
 )
 
 if TYPE_CHECKING:
-    from hyperslab.comm.mesh import Mesh as Mesh, init as init
+    from hyperslab.comm.join import init as init
+    from hyperslab.comm.mesh import Mesh as Mesh
     from hyperslab.io.dataset import Dataset as Dataset
     from hyperslab.io.opening import open as open
     from hyperslab.nn.op import register as register

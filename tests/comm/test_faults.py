@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import join, last_words
+from hyperslab.comm import failure_report, join
 from hyperslab.testing import Team, seeded
 
 PATIENT_SECONDS = 100
@@ -111,7 +111,7 @@ def train(mesh, leave, where):
 
 
 def train_and_lose(lost, how, where, axes):
-    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
+    failure_report.REPORT_TIMEOUT_SECONDS = 0.3  # the dead have nothing to say
     mesh = init(HASTY_SECONDS if how is hang else PATIENT_SECONDS, **axes)
     return caught(lambda: train(mesh, how if mesh.rank == lost else lambda: None, where))
 
@@ -142,7 +142,7 @@ def test_a_rank_that_is_lost_while_gradients_are_averaged_is_missed_by_all(how):
 
 
 def exchange_and_lose(lost, what):
-    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
+    failure_report.REPORT_TIMEOUT_SECONDS = 0.3  # the dead have nothing to say
     mesh = init(height=2)
     x = hs.shard(seeded(*SHAPE), mesh)
     run = {
@@ -252,9 +252,9 @@ PROGRAM = """
 import os, signal
 import torch
 import hyperslab as hs
-from hyperslab.comm import last_words
+from hyperslab.comm import failure_report
 
-last_words.PATIENCE_SECONDS = 0.3
+failure_report.REPORT_TIMEOUT_SECONDS = 0.3
 torch.manual_seed(0)
 mesh = hs.init(height=2, device="cpu", timeout_seconds=60)
 x = hs.shard(torch.ones(1, 1, 8, 4), mesh)

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import hyperslab as hs
 from hyperslab.comm import graph
 from hyperslab.comm.agree import agree
-from hyperslab.comm.graph import Kind, as_operator
+from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.testing import seeded
 
 SHAPE = (2, 2, 9, 6)
@@ -92,7 +92,7 @@ def test_an_operator_takes_and_gives_contiguous_tensors_as_it_promises_a_compile
         return [inputs[0].t().clone().t()]
 
     x = torch.arange(6.0).view(2, 3).t()
-    (out,) = as_operator(run, [x], [Kind(x.shape, x.dtype, x.device)])
+    (out,) = as_operator(run, [x], [TensorSpec(x.shape, x.dtype, x.device)])
     assert given[0].is_contiguous()
     assert out.is_contiguous()
     assert torch.equal(out, x)

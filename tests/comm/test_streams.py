@@ -17,8 +17,7 @@ from torch.distributed import distributed_c10d
 
 import hyperslab as hs
 from hyperslab.comm.fetch import fetch
-from hyperslab.comm.groups import group_of
-from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.mesh import Mesh, group_of
 from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.kernels.conv import Settings
 from hyperslab.layout import AXES, Grid, Layout, Split, Window, cut_evenly, plan_halo

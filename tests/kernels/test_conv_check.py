@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
-from hyperslab.comm import mesh as mesh_module
+from hyperslab.comm import join
 from hyperslab.kernels import conv_check, tiles, torch_conv
 from hyperslab.kernels.conv_check import LAYOUTS, PASSES, PRECISIONS, Verdict, measure
 
@@ -426,7 +426,7 @@ def test_what_is_wrong_on_one_rank_is_used_by_none(monkeypatch):
     assert not torch_conv.avoids_any()
     is_wrong = torch.distributed.get_rank() == 1
     wrong = ("bf16 contiguous forward",) if is_wrong else ()
-    monkeypatch.setattr(mesh_module, "find_wrong", lambda device: wrong)
+    monkeypatch.setattr(join, "find_wrong", lambda device: wrong)
     with avoiding():
         mesh = hs.init(depth=2, device="cpu")
         assert torch_conv.is_avoided(seeded(1, 2, 5, 5, 5), seeded(3, 2, 3, 3, 3))

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.comm import last_words
+from hyperslab.comm import failure_report
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module
@@ -453,7 +453,7 @@ def test_a_folder_that_is_gone_is_told(tmp_path, alone):
 
 
 def lose_a_rank_in_a_save(folder):
-    last_words.PATIENCE_SECONDS = 0.3  # the dead have nothing to say
+    failure_report.REPORT_TIMEOUT_SECONDS = 0.3  # the dead have nothing to say
     mesh = hs.init(depth=2, device="cpu", timeout_seconds=60)
     model = hs.parallelize(nn.Linear(2, 2), mesh)
     checkpoints = Checkpoints(folder, mesh)

@@ -80,7 +80,7 @@ def told_once(launch: Launch, *, with_traceback: bool) -> Iterator[None]:
             raise SystemExit(1) from error
         if launch.num_ranks == 1 or with_traceback or not isinstance(error, HyperslabError):
             raise
-        if _speaks(error, launch):
+        if _is_reporter(error, launch):
             print_news(f"Error: {_one_line(error)}", err=True)
         time.sleep(STAY_SECONDS)
         raise SystemExit(1) from error
@@ -160,9 +160,9 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _speaks(error: HyperslabError, launch: Launch) -> bool:
-    from hyperslab.comm.spokesman import have_met, speaks
+def _is_reporter(error: HyperslabError, launch: Launch) -> bool:
+    from hyperslab.comm.failure_report import is_connected, is_reporter
 
-    if not have_met():
+    if not is_connected():
         return launch.local_rank == 0
-    return speaks(launch.rank, error)
+    return is_reporter(launch.rank, error)

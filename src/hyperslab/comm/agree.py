@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hyperslab.comm.failure import contact
-from hyperslab.comm.graph import is_watched, unwatched
+from hyperslab.comm.failure_report import contact
 from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.torch_private import is_watched, unwatched
 from hyperslab.errors import CommError, HyperslabError
 
 Result = TypeVar("Result")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
-from hyperslab.comm.recompute import recompute_first, save_marker
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Assembly, Exchange

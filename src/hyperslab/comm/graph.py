@@ -1,4 +1,10 @@
-"""Communication as one operator, for whoever looks at torch's operators, as a compiler does."""
+"""Communication within graphs: one operator to a compiler, in order within checkpoints.
+
+An activation checkpoint runs its part of the network again when the first tensor that it did not
+keep is asked for, and that run sends messages too. Ranks must agree on which come first, and need
+not ask at the same place: their pieces may be empty, or need no neighbours. So whatever sends
+messages in a backward pass asks for a saved tensor before it does.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +15,21 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._library.effects import EffectType
 from torch.library import custom_op
-from torch.utils._python_dispatch import _disable_current_modes as unwatched
-from torch.utils._pytree import tree_map_only
 
-__all__ = [
-    "Kind",
-    "as_operator",
-    "cached_constants",
-    "held_constants",
-    "is_watched",
-    "unwatched",
-]
+from hyperslab.comm.torch_private import (
+    EffectType,
+    is_watched,
+    saved_tensors_hooks,
+    tree_map_only,
+    unwatched,
+)
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
 
-class Kind(NamedTuple):
-    """What a tensor is, but for its values."""
+class TensorSpec(NamedTuple):
+    """Shape, dtype and device of a tensor."""
 
     shape: Sequence[int]
     dtype: torch.dtype
@@ -36,28 +38,11 @@ class Kind(NamedTuple):
 
 class _Call(NamedTuple):
     run: Callable[[list[Tensor]], list[Tensor]]
-    outputs: Sequence[Kind]
+    outputs: Sequence[TensorSpec]
 
 
 _calls: list[_Call] = []
 """What the operators in all graphs do, by number. Graphs live as long as the process."""
-
-
-_TRACERS = (
-    torch._C._TorchDispatchModeKey.FAKE,
-    torch._C._TorchDispatchModeKey.FUNCTIONAL,
-    torch._C._TorchDispatchModeKey.PROXY,
-)
-
-
-def is_watched() -> bool:
-    """Whether operators are traced now, so that tensors may have no values.
-
-    Modes that look on while values are computed, such as those that count FLOPs, change nothing.
-    """
-    if not torch._C._len_torch_dispatch_stack():
-        return False
-    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def cached_constants(function: Made) -> Made:
@@ -98,9 +83,9 @@ def _as_constant(x: Tensor) -> Tensor:
 def as_operator(
     run: Callable[[list[Tensor]], list[Tensor]],
     inputs: Sequence[Tensor],
-    outputs: Sequence[Kind],
+    outputs: Sequence[TensorSpec],
 ) -> list[Tensor]:
-    """What ``run`` makes of ``inputs``: tensors of the kinds ``outputs``, as one opaque operator.
+    """What ``run`` makes of ``inputs``, as one opaque operator; ``outputs`` says what that is.
 
     Such operators keep their order in a graph, because messages are told apart by nothing else.
     Each has a number of its own, so that no two look the same and are merged.
@@ -120,9 +105,22 @@ def communicate(inputs: list[Tensor], call: int) -> list[Tensor]:
 @communicate.register_fake
 def _(inputs: list[Tensor], call: int) -> list[Tensor]:
     return [
-        torch.empty(tuple(kind.shape), dtype=kind.dtype, device=kind.device)
-        for kind in _calls[call].outputs
+        torch.empty(tuple(spec.shape), dtype=spec.dtype, device=spec.device)
+        for spec in _calls[call].outputs
     ]
 
 
 communicate.register_effect(EffectType.ORDERED)
+
+
+def save_marker(ctx: Any, x: Tensor) -> None:
+    """In the forward pass of a Function that saves nothing else."""
+    ctx.has_marker = saved_tensors_hooks(True) is not None
+    if ctx.has_marker:
+        ctx.save_for_backward(x.new_empty(0))
+
+
+def recompute_first(ctx: Any) -> None:
+    """In its backward pass, before messages."""
+    if ctx.has_marker:  # or a second backward pass, which needs nothing, would be refused
+        ctx.saved_tensors  # noqa: B018

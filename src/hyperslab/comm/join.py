@@ -1,24 +1,177 @@
-"""How ranks find each other: rank 0 listens at an address, and the others go there."""
+"""``hyperslab.init``: how ranks find each other and become a mesh.
+
+Rank 0 listens at an address, and the others go there.
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
+import math
 import os
 import socket
+import sys
 import threading
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
-from hyperslab.comm.launch import Launch, how_to_set
+from hyperslab.comm.failure_report import publish_report
+from hyperslab.comm.launch import Launch, find_launch, how_to_set
+from hyperslab.comm.mesh import Mesh, forget_groups
 from hyperslab.errors import CommError, ConfigError
+from hyperslab.kernels.conv_check import describe, find_wrong
+from hyperslab.kernels.torch_conv import avoid
+from hyperslab.layout import AXES, Grid
 
+MOST_SECONDS = 10**7
+"""Of patience; torch counts milliseconds."""
 ANSWER_SECONDS = 10.0
 """How long what listens at rank 0's address may take to answer as rank 0 would."""
 
 
-def join_ranks(launch: Launch, backend: str, timeout: timedelta) -> None:
+def init(
+    *,
+    sample: int | None = None,
+    channel: int = 1,
+    depth: int = 1,
+    height: int = 1,
+    width: int = 1,
+    device: str | torch.device | None = None,
+    timeout_seconds: float = 600.0,
+) -> Mesh:
+    """The mesh of all ranks with the given number of them along each axis.
+
+    ``sample``, left out or -1, takes the ranks that the other axes leave. Starts
+    ``torch.distributed`` where torchrun, srun or mpirun started several processes; uses a process
+    group that is already there; alone, needs none. May be called again for another mesh over the
+    same ranks.
+
+    A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
+
+    Collective over all ranks.
+    """
+    launch = find_launch()
+    num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
+    asked = (sample, channel, depth, height, width)
+    grid = _grid(dict(zip(AXES, asked, strict=True)), num_ranks)
+    if not 0 < timeout_seconds <= MOST_SECONDS:
+        raise ConfigError(
+            f"timeout_seconds must be above 0 and at most {MOST_SECONDS}, got {timeout_seconds}"
+        )
+    timeout = timedelta(seconds=timeout_seconds)
+    place = _device(device, launch)
+    wrong = find_wrong(place)
+    if num_ranks == 1:
+        _avoid(wrong, place, tell=True)
+        return Mesh(grid, 0, place, None, timeout)
+    backend = _backend(place, launch)
+    if not dist.is_initialized():
+        _join_ranks(launch, backend, timeout)
+        atexit.register(_leave, backend)
+    mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
+    _meet(mesh, wrong)
+    return mesh
+
+
+def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
+    """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
+    for axis, size in asked.items():
+        free = axis == "sample" and (size is None or size == -1)
+        if not free and (not isinstance(size, int) or size < 1):
+            raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
+    sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
+    product = math.prod(sizes.values())
+    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
+    if "sample" not in sizes:
+        if num_ranks % product:
+            raise ConfigError(
+                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "
+                f"of {product}"
+            )
+        sizes["sample"] = num_ranks // product
+    elif product != num_ranks:
+        are = "is" if num_ranks == 1 else "are"
+        raise ConfigError(
+            f"a mesh of {shown} needs {product} ranks, but there {are} {num_ranks}: change the "
+            f"axes, or start {product} processes (torchrun --nproc-per-node {product} ...)"
+        )
+    return Grid(tuple(sizes[axis] for axis in AXES))
+
+
+def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}")
+    if place.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device {device!r} was asked for, but torch finds no usable GPU")
+        if str(place) == "cuda":
+            place = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(place)
+    return place
+
+
+def _backend(device: torch.device, launch: Launch) -> str:
+    """NCCL where every rank of the node has a GPU of its own, else gloo."""
+    own_gpu = device.type == "cuda" and launch.num_local_ranks <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+
+
+def _leave(backend: str) -> None:
+    """Destroys the process group at exit, without which gloo aborts many a process at its end.
+
+    Not NCCL's after an error: it may wait for the others, who wait for this rank to be gone.
+    """
+    if not dist.is_initialized():
+        return
+    if error := getattr(sys, "last_value", None):
+        publish_report(dist.get_rank(), f"{type(error).__name__}: {error}")
+    if backend == "gloo" or not error:
+        dist.destroy_process_group()
+        forget_groups()
+        gc.collect()  # joins gloo's threads while there is still an interpreter for them
+
+
+def _meet(mesh: Mesh, wrong: Sequence[str]) -> None:
+    """Makes the group of all ranks and checks that they ask for the same mesh.
+
+    NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
+    Kernels that are ``wrong`` on one rank are used by none: all shall compute alike.
+    """
+    told: list[tuple[tuple[int, ...], Sequence[str]]] = [((), ())] * mesh.num_ranks
+    try:
+        dist.all_gather_object(told, (mesh.grid.sizes, wrong), group=mesh.group)
+        if mesh.backend != "gloo":
+            dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
+    except RuntimeError as error:
+        raise CommError(
+            f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
+            f"another rank died or raised an error ({_first_line(error)})"
+        ) from error
+    sizes = [theirs for theirs, _ in told]
+    _avoid([name for _, names in told for name in names], mesh.device, tell=mesh.rank == 0)
+    for rank, theirs in enumerate(sizes):
+        if theirs != sizes[0]:
+            raise CommError(
+                f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
+                f"{rank} for {Grid(theirs).describe()}"
+            )
+
+
+def _avoid(wrong: Sequence[str], device: torch.device, *, tell: bool) -> None:
+    if wrong:
+        avoid(wrong, device, describe(device), tell=tell)
+
+
+def _join_ranks(launch: Launch, backend: str, timeout: timedelta) -> None:
     """Starts ``torch.distributed``.
 
     Collective over all ranks. A port in use stops all of them, each for the same reason: rank 0
@@ -40,11 +193,11 @@ def join_ranks(launch: Launch, backend: str, timeout: timedelta) -> None:
         raise CommError(
             f"rank {launch.rank} of {launch.num_ranks} did not meet the others at {_place(launch)} "
             f"within {timeout.total_seconds():g} s: a rank died, raised an error or was not "
-            f"started, or the address cannot be reached ({first_line(error)})"
+            f"started, or the address cannot be reached ({_first_line(error)})"
         ) from error
 
 
-def first_line(error: RuntimeError) -> str:
+def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 

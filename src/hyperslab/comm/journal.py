@@ -16,6 +16,7 @@ from zlib import crc32
 import torch
 from torch import Size, Tensor, get_autocast_dtype, is_autocast_enabled
 
+from hyperslab.comm.torch_private import autocasts_any_device, number_of_backward_pass
 from hyperslab.layout import Layout
 
 LENGTH = 4096
@@ -41,8 +42,10 @@ class Entry(NamedTuple):
         """A number that is the same in every process."""
         mixed = crc32(self.name.encode())
         for argument in self.arguments:
-            kind = argument.fingerprint if isinstance(argument, Layout) else crc32(_text(argument))
-            mixed = mixed * 31 + kind & 0xFFFFFFFF
+            number = (
+                argument.fingerprint if isinstance(argument, Layout) else crc32(_text(argument))
+            )
+            mixed = mixed * 31 + number & 0xFFFFFFFF
         return mixed
 
     def __str__(self) -> str:
@@ -90,10 +93,10 @@ def _outline(argument: object) -> object:
 
 
 class _Autocast:
-    """That autocast is on, for a kind of device."""
+    """That autocast is on, for a type of device."""
 
-    def __init__(self, kind: str) -> None:
-        self._dtype = get_autocast_dtype(kind)
+    def __init__(self, device_type: str) -> None:
+        self._dtype = get_autocast_dtype(device_type)
 
     def __repr__(self) -> str:
         return f"autocast to {_name(self._dtype)}"
@@ -115,11 +118,11 @@ class Journal:
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Not in a backward pass: a checkpoint runs as much again as a rank's own pieces need."""
-        if torch._C._current_graph_task_id() != -1:
+        if number_of_backward_pass() != -1:
             return
         outlines = [_outline(arg) for arg in args]
-        if torch._C._is_any_autocast_enabled():
-            outlines += [_Autocast(kind) for kind in ("cpu", "cuda") if is_autocast_enabled(kind)]
+        if autocasts_any_device():
+            outlines += [_Autocast(name) for name in ("cpu", "cuda") if is_autocast_enabled(name)]
         self._entries.append((function, outlines))
         self.count += 1
 

@@ -1,38 +1,28 @@
-"""The ranks as a mesh with named axes, and how they come together."""
+"""The ranks as a mesh with named axes, and the process groups along them."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import itertools
-import math
-import sys
+import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from hyperslab.comm.groups import forget_groups, group_of
-from hyperslab.comm.join import first_line, join_ranks
 from hyperslab.comm.journal import journal
-from hyperslab.comm.last_words import leave_words
-from hyperslab.comm.launch import Launch, find_launch
-from hyperslab.errors import CommError, ConfigError
-from hyperslab.kernels.conv_check import describe, find_wrong
-from hyperslab.kernels.torch_conv import avoid
+from hyperslab.comm.torch_private import unwatched
+from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid
 
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-
-MOST_SECONDS = 10**7
-"""Of patience; torch counts milliseconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +76,7 @@ class Mesh:
         if key not in self._groups:
             assert self.backend is not None
             partition = self.grid.groups(key)
-            self._groups[key] = group_of(partition, self.rank, self.backend, self.timeout)
+            self._groups[key] = _group_of(partition, self.rank, self.backend, self.timeout)
         return self._groups[key]
 
     def axes_beside(self, axes: Collection[str]) -> tuple[str, ...]:
@@ -131,141 +121,72 @@ def find_mesh(grid: Grid, rank: int, batch_stats: str) -> Mesh:
     return max(alike, key=lambda mesh: (mesh.batch_stats == batch_stats, mesh.number))
 
 
-def init(
-    *,
-    sample: int | None = None,
-    channel: int = 1,
-    depth: int = 1,
-    height: int = 1,
-    width: int = 1,
-    device: str | torch.device | None = None,
-    timeout_seconds: float = 600.0,
-) -> Mesh:
-    """The mesh of all ranks with the given number of them along each axis.
-
-    ``sample``, left out or -1, takes the ranks that the other axes leave. Starts
-    ``torch.distributed`` where torchrun, srun or mpirun started several processes; uses a process
-    group that is already there; alone, needs none. May be called again for another mesh over the
-    same ranks.
-
-    A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
-
-    Collective over all ranks.
-    """
-    launch = find_launch()
-    num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
-    asked = (sample, channel, depth, height, width)
-    grid = _grid(dict(zip(AXES, asked, strict=True)), num_ranks)
-    if not 0 < timeout_seconds <= MOST_SECONDS:
-        raise ConfigError(
-            f"timeout_seconds must be above 0 and at most {MOST_SECONDS}, got {timeout_seconds}"
-        )
-    timeout = timedelta(seconds=timeout_seconds)
-    place = _device(device, launch)
-    wrong = find_wrong(place)
-    if num_ranks == 1:
-        _avoid(wrong, place, tell=True)
-        return Mesh(grid, 0, place, None, timeout)
-    backend = _backend(place, launch)
-    if not dist.is_initialized():
-        join_ranks(launch, backend, timeout)
-        atexit.register(_leave, backend)
-    mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
-    _meet(mesh, wrong)
-    return mesh
+_lock = threading.RLock()
 
 
-def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
-    """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
-    for axis, size in asked.items():
-        free = axis == "sample" and (size is None or size == -1)
-        if not free and (not isinstance(size, int) or size < 1):
-            raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
-    sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
-    product = math.prod(sizes.values())
-    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
-    if "sample" not in sizes:
-        if num_ranks % product:
-            raise ConfigError(
-                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "
-                f"of {product}"
-            )
-        sizes["sample"] = num_ranks // product
-    elif product != num_ranks:
-        are = "is" if num_ranks == 1 else "are"
-        raise ConfigError(
-            f"a mesh of {shown} needs {product} ranks, but there {are} {num_ranks}: change the "
-            f"axes, or start {product} processes (torchrun --nproc-per-node {product} ...)"
-        )
-    return Grid(tuple(sizes[axis] for axis in AXES))
-
-
-def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
-    try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}") from error
-    if place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be 'cpu' or 'cuda', got {device!r}")
-    if place.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError(f"device {device!r} was asked for, but torch finds no usable GPU")
-        if str(place) == "cuda":
-            place = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(place)
-    return place
-
-
-def _backend(device: torch.device, launch: Launch) -> str:
-    """NCCL where every rank of the node has a GPU of its own, else gloo."""
-    own_gpu = device.type == "cuda" and launch.num_local_ranks <= torch.cuda.device_count()
-    return "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
-
-
-def _leave(backend: str) -> None:
-    """Destroys the process group at exit, without which gloo aborts many a process at its end.
-
-    Not NCCL's after an error: it may wait for the others, who wait for this rank to be gone.
-    """
-    if not dist.is_initialized():
+@contextmanager
+def one_thread(mesh: Mesh) -> Iterator[None]:
+    """Within it, other threads that want the same raise ``ConfigError``; one rank does not mind."""
+    if mesh.num_ranks == 1:
+        yield
         return
-    if error := getattr(sys, "last_value", None):
-        leave_words(dist.get_rank(), f"{type(error).__name__}: {error}")
-    if backend == "gloo" or not error:
-        dist.destroy_process_group()
-        for mesh in _meshes.values():
-            mesh._groups.clear()
-            mesh.__dict__.pop("group", None)
-        forget_groups()
-        gc.collect()  # joins gloo's threads while there is still an interpreter for them
-
-
-def _meet(mesh: Mesh, wrong: Sequence[str]) -> None:
-    """Makes the group of all ranks and checks that they ask for the same mesh.
-
-    NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
-    Kernels that are ``wrong`` on one rank are used by none: all shall compute alike.
-    """
-    told: list[tuple[tuple[int, ...], Sequence[str]]] = [((), ())] * mesh.num_ranks
+    if not _lock.acquire(blocking=False):
+        raise ConfigError(
+            f"two threads of rank {mesh.rank} run parallelized modules at once: their messages to "
+            f"the other ranks ({mesh.num_ranks - 1}) would mix; let one wait for the other, in the "
+            "same order on all ranks"
+        )
     try:
-        dist.all_gather_object(told, (mesh.grid.sizes, wrong), group=mesh.group)
-        if mesh.backend != "gloo":
-            dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
-    except RuntimeError as error:
-        raise CommError(
-            f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
-            f"another rank died or raised an error ({first_line(error)})"
-        ) from error
-    sizes = [theirs for theirs, _ in told]
-    _avoid([name for _, names in told for name in names], mesh.device, tell=mesh.rank == 0)
-    for rank, theirs in enumerate(sizes):
-        if theirs != sizes[0]:
-            raise CommError(
-                f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
-                f"{rank} for {Grid(theirs).describe()}"
-            )
+        yield
+    finally:
+        _lock.release()
 
 
-def _avoid(wrong: Sequence[str], device: torch.device, *, tell: bool) -> None:
-    if wrong:
-        avoid(wrong, device, describe(device), tell=tell)
+_made: dict[tuple[object, ...], ProcessGroup] = {}
+_made_for: list[ProcessGroup] = []
+
+
+def _group_of(
+    partition: Iterable[tuple[int, ...]], rank: int, backend: str, timeout: timedelta
+) -> ProcessGroup:
+    """The group of the set of ranks in ``partition`` that ``rank`` belongs to.
+
+    Collective over all ranks the first time: each makes all the groups of the partition, in the
+    same order, as torch wants it. These groups carry only our messages, so that they cannot be
+    mistaken for averages of gradients, by us or by FSDP, which run in the default group.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if _made_for != [world]:
+        _made.clear()
+        _made_for[:] = [world]
+    found = None
+    for ranks in partition:
+        key = (ranks, backend, timeout)
+        if key not in _made:
+            with unwatched():
+                _made[key] = dist.new_group(
+                    list(ranks), timeout, backend, pg_options=_options(backend, timeout)
+                )
+        if rank in ranks:
+            found = _made[key]
+    assert found is not None
+    return found
+
+
+def _options(backend: str, timeout: timedelta) -> Any:
+    """NCCL's stream goes before others: a halo must not queue behind the interior that hides it."""
+    if "nccl" not in backend:
+        return None
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout = timeout
+    return options
+
+
+def forget_groups() -> None:
+    """Lets go of all groups, of meshes too, so that they end with their last user."""
+    for mesh in _meshes.values():
+        mesh._groups.clear()
+        mesh.__dict__.pop("group", None)
+    _made.clear()
+    _made_for.clear()

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperslab.comm.failure import contact
-from hyperslab.comm.graph import Kind, as_operator, is_watched
+from hyperslab.comm.failure_report import contact
+from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.recompute import recompute_first, save_marker
+from hyperslab.comm.torch_private import is_watched
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
@@ -48,8 +48,8 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     if not axes:
         return x
     if is_watched():
-        kind = Kind(x.shape, x.dtype, x.device)
-        return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [kind])[0]
+        spec = TensorSpec(x.shape, x.dtype, x.device)
+        return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]
     total = x.to(_WIDER.get(x.dtype, x.dtype))
     with contact(f"summing over {'/'.join(axes)}", mesh):
         dist.all_reduce(total, group=mesh.group_over(axes))
@@ -83,8 +83,8 @@ class _Stack(Function):
 def _stacked(x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
     group = mesh.group_over(axes)
     if is_watched():
-        kind = Kind((group.size(), *x.shape), x.dtype, x.device)
-        return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [kind])[0]
+        spec = TensorSpec((group.size(), *x.shape), x.dtype, x.device)
+        return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [spec])[0]
     with contact(f"gathering over {'/'.join(axes)}", mesh):
         mine = x.to(_WIDER.get(x.dtype, x.dtype)).contiguous()
         out = mine.new_empty((group.size(), *x.shape))

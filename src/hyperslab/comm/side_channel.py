@@ -1,10 +1,15 @@
-"""Messages of host memory beside those of the model, from a thread of their own."""
+"""Messages of host memory beside those of the model, from a thread of their own.
+
+``do_together`` and its like run work beside the model in which all ranks succeed or all raise the
+same error. ``agree`` does so for calls on the model's own path, where errors keep their type on the
+rank that has them. Here they have the same type and text on all, so that all can handle them alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from hyperslab.comm.failure import contact
+from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
+from hyperslab.errors import CommError, FormatError, HyperslabError
 
 T = TypeVar("T")
 
@@ -102,3 +108,47 @@ class SideChannel:
 def _raw(array: NDArray[Any]) -> Tensor:
     """Its bytes: gloo does not know every dtype."""
     return torch.from_numpy(array.reshape(-1).view("uint8"))
+
+
+Result = TypeVar("Result")
+
+
+class _Fault(NamedTuple):
+    """An error as it travels between ranks."""
+
+    error_type: type[HyperslabError]
+    text: str
+
+
+def do_together(call: Callable[[], Result], channel: SideChannel) -> Result:
+    """What ``call`` returns; an error that it raises on one rank is raised on all of them."""
+    result, fault, cause = _attempt(call, channel.rank)
+    faults = [each for each in channel.tell_all(fault) if each]
+    if faults:
+        raise faults[0].error_type(faults[0].text) from cause
+    return cast(Result, result)
+
+
+def do_on_first(call: Callable[[], object], channel: SideChannel) -> None:
+    """Runs ``call`` on rank 0; the others wait until it is done."""
+    do_together(call if channel.rank == 0 else lambda: None, channel)
+
+
+def ask_first(call: Callable[[], Result], channel: SideChannel) -> Result:
+    """What ``call`` returns on rank 0, on all ranks."""
+    answers: list[Result] = []
+    do_on_first(lambda: answers.append(call()), channel)
+    return channel.tell_all(answers)[0][0]
+
+
+def _attempt(
+    call: Callable[[], Result], rank: int
+) -> tuple[Result | None, _Fault | None, Exception | None]:
+    try:
+        return call(), None, None
+    except HyperslabError as error:
+        return None, _Fault(type(error), str(error)), error
+    except OSError as error:
+        return None, _Fault(FormatError, f"{error.filename}: {error.strerror}"), error
+    except Exception as error:  # noqa: BLE001 - the others must not wait for this rank
+        return None, _Fault(CommError, f"rank {rank}: {type(error).__name__}: {error}"), error

@@ -11,9 +11,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hyperslab.comm.graph import is_watched, unwatched
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.torch_private import is_watched, unwatched
 from hyperslab.layout import Grid, Layout
 
 NUM_VALUES = 1 << 32

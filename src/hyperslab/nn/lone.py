@@ -17,8 +17,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_map
 
-from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.torch_private import is_watched
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.lone_dropout import Draws, Dropouts
 from hyperslab.nn.op import has_users_rules

@@ -13,11 +13,11 @@ from torch.nn import Parameter
 
 from hyperslab.comm.agree import agree, agree_about, agree_on
 from hyperslab.comm.fetch import fetch
-from hyperslab.comm.graph import is_watched
+from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.recompute import recompute_first, save_marker
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.comm.torch_private import is_watched
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_recut, split_over

@@ -330,7 +330,7 @@ class Loader:
 
     def _slab_delivery(self) -> SlabDelivery:
         if self._delivery is None:
-            from hyperslab.comm.mesh import init
+            from hyperslab.comm.join import init
             from hyperslab.store.deliver import SlabDelivery
 
             mesh = self._mesh or init()

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hyperslab.comm.failure import contact
+from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.side_channel import SideChannel
-from hyperslab.comm.together import ask_first, do_on_first, do_together
+from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import explained_writing
 from hyperslab.train import checkpoint_shelf as shelf

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from hyperslab.comm.agree import agree
+from hyperslab.comm.collectives import gather_whole
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.whole import gather_whole
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import partial_file
 from hyperslab.train.checkpoint_folder import check_files, read_manifest

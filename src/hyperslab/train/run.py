@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from hyperslab.comm.agree import run_on_all
-from hyperslab.comm.mesh import Mesh, init
+from hyperslab.comm.join import init
+from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
 from hyperslab.models import build

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hyperslab.comm.broadcast import broadcast_
+from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.nn import Slab

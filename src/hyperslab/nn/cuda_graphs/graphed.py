@@ -22,8 +22,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.utils import parametrize
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from hyperslab.comm.graph import is_watched
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.torch_private import is_watched
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.module_state import PLAIN, ModuleState, version_of
 from hyperslab.nn.cuda_graphs.own_pass import Given, Places, tensors_in

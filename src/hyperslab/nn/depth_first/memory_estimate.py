@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hyperslab.comm.graph import unwatched
+from hyperslab.comm.torch_private import unwatched
 from hyperslab.kernels import fused
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hyperslab.comm.least import reduce_least
+from hyperslab.comm.collectives import reduce_least
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
 from hyperslab.nn.depth_first.memory_estimate import Weight, gib, weigh

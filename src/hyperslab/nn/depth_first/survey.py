@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hyperslab.comm.graph import unwatched
+from hyperslab.comm.torch_private import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Route, Window

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hyperslab.comm.graph import unwatched
+from hyperslab.comm.torch_private import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.op import name_of, unsupported

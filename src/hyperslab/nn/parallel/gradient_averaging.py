@@ -17,7 +17,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.compiler import is_dynamo_compiling
 
-from hyperslab.comm.failure import contact
+from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.outputs import tensors_of

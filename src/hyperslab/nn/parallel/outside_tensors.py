@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hyperslab.comm.graph import Kind, as_operator
+from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import UnsupportedOp
@@ -184,7 +184,7 @@ class _MeanInGraph(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         if ctx.place is None:
             return _mean(grad, ctx.mesh), None, None
-        kind = Kind(grad.shape, grad.dtype, grad.device)
+        kind = TensorSpec(grad.shape, grad.dtype, grad.device)
         run = partial(_mean_of_weight, place=ctx.place, mesh=ctx.mesh)
         return as_operator(run, [grad], [kind])[0], None, None
 

@@ -20,10 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
-from hyperslab.comm.broadcast import broadcast_
-from hyperslab.comm.failure import contact
-from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.one_thread import one_thread
+from hyperslab.comm.collectives import broadcast_
+from hyperslab.comm.failure_report import contact
+from hyperslab.comm.mesh import Mesh, one_thread
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.graphed import Graphed, check_graphs
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import hyperslab as hs
-from hyperslab.comm.failure import contact
+from hyperslab.comm.failure_report import contact
 from hyperslab.errors import CommError, HyperslabError, UnsupportedOp
 from hyperslab.layout import Box, Cuts, Layout, Split
 from hyperslab.nn.adopt import Adopted

@@ -1,12 +1,7 @@
 import pytest
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hyperslab as hs
-from hyperslab.comm.side_channel import SideChannel
-from hyperslab.comm.together import ask_first, do_on_first, do_together
-from hyperslab.comm.whole import gather_whole
+from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import CommError, ConfigError, FormatError
 
 
@@ -46,17 +41,3 @@ def test_what_rank_0_finds_or_fails_at_all_know():
     with pytest.raises(ConfigError, match="only rank 0 saw it"):
         ask_first(fail_on(0, mesh, ConfigError("only rank 0 saw it")), channel)
     channel.close()
-
-
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize(
-    ("placements", "shape"),
-    [((Replicate(), Shard(0)), (3, 2)), ((Shard(1), Shard(0)), (5, 3)), ((Shard(0),) * 2, (1,))],
-)
-def test_a_sharded_tensor_is_whole_on_rank_0_alone(placements, shape):
-    mesh = hs.init(sample=4, device="cpu")
-    grid = init_device_mesh("cpu", (2, 2))
-    whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
-    found = gather_whole(distribute_tensor(whole, grid, placements), mesh)
-    assert (found is None) == (mesh.rank > 0)
-    assert mesh.rank > 0 or torch.equal(found, whole)

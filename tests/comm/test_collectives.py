@@ -3,10 +3,12 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hyperslab as hs
-from hyperslab.comm import broadcast
-from hyperslab.comm.broadcast import broadcast_
+from hyperslab.comm import collectives
+from hyperslab.comm.collectives import broadcast_, gather_whole
 from hyperslab.testing import seeded
 
 init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
@@ -33,11 +35,11 @@ def tensors(rank):
 @pytest.mark.parametrize("batch_nbytes", [1, 100, 1 << 26])
 def test_every_tensor_becomes_that_of_rank_0(batch_nbytes):
     mesh = init(height=3)
-    before, broadcast.BATCH_NBYTES = broadcast.BATCH_NBYTES, batch_nbytes
+    before, collectives.BATCH_NBYTES = collectives.BATCH_NBYTES, batch_nbytes
     mine = tensors(mesh.rank)
     strides = [x.stride() for x in mine]
     broadcast_(iter(mine), mesh, "testing")
-    broadcast.BATCH_NBYTES = before
+    collectives.BATCH_NBYTES = before
     for ours, theirs in zip(mine, tensors(0), strict=True):
         assert torch.equal(ours, theirs)
     assert [x.stride() for x in mine] == strides
@@ -57,3 +59,17 @@ def test_alone_nothing_happens():
     x = seeded(3)
     broadcast_([x], init(), "testing")
     assert torch.equal(x, seeded(3))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    ("placements", "shape"),
+    [((Replicate(), Shard(0)), (3, 2)), ((Shard(1), Shard(0)), (5, 3)), ((Shard(0),) * 2, (1,))],
+)
+def test_a_sharded_tensor_is_whole_on_rank_0_alone(placements, shape):
+    mesh = hs.init(sample=4, device="cpu")
+    grid = init_device_mesh("cpu", (2, 2))
+    whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    found = gather_whole(distribute_tensor(whole, grid, placements), mesh)
+    assert (found is None) == (mesh.rank > 0)
+    assert mesh.rank > 0 or torch.equal(found, whole)
