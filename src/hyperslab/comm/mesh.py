@@ -76,7 +76,7 @@ class Mesh:
         if key not in self._groups:
             assert self.backend is not None
             partition = self.grid.groups(key)
-            self._groups[key] = _group_of(partition, self.rank, self.backend, self.timeout)
+            self._groups[key] = group_of(partition, self.rank, self.backend, self.timeout)
         return self._groups[key]
 
     def axes_beside(self, axes: Collection[str]) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ _made: dict[tuple[object, ...], ProcessGroup] = {}
 _made_for: list[ProcessGroup] = []
 
 
-def _group_of(
+def group_of(
     partition: Iterable[tuple[int, ...]], rank: int, backend: str, timeout: timedelta
 ) -> ProcessGroup:
     """The group of the set of ranks in ``partition`` that ``rank`` belongs to.
