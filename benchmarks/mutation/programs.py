@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/loop.py",
-        "            torch._foreach_div_([p.grad for p in parameters if p.grad is not None],"
+        "            foreach_div_([p.grad for p in parameters if p.grad is not None],"
         " passes.count)\n",
         "",
         "train/test_run.py",

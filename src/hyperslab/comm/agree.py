@@ -14,8 +14,8 @@ from torch import Tensor
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import is_watched, unwatched
 from hyperslab.errors import CommError, HyperslabError
+from hyperslab.torch_private import is_watched, unwatched
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import offset_of_shard
+from hyperslab.torch_private import offset_of_shard
 
 BATCH_NBYTES = 1 << 26
 """Small tensors travel together up to this size."""

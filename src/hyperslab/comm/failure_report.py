@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from hyperslab.comm.journal import first_difference, journal
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import default_store
 from hyperslab.errors import CommError, HyperslabError
+from hyperslab.torch_private import default_store
 
 REPORT_TIMEOUT_SECONDS = 5.0
 """How long a rank waits at most for the reports of others."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from hyperslab.comm.torch_private import (
+from hyperslab.torch_private import (
     EffectType,
+    has_saved_tensor_hooks,
     is_watched,
-    saved_tensors_hooks,
     tree_map_only,
     unwatched,
 )
@@ -115,7 +115,7 @@ communicate.register_effect(EffectType.ORDERED)
 
 def save_marker(ctx: Any, x: Tensor) -> None:
     """In the forward pass of a Function that saves nothing else."""
-    ctx.has_marker = saved_tensors_hooks(True) is not None
+    ctx.has_marker = has_saved_tensor_hooks()
     if ctx.has_marker:
         ctx.save_for_backward(x.new_empty(0))
 

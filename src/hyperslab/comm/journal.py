@@ -16,8 +16,8 @@ from zlib import crc32
 import torch
 from torch import Size, Tensor, get_autocast_dtype, is_autocast_enabled
 
-from hyperslab.comm.torch_private import autocasts_any_device, number_of_backward_pass
 from hyperslab.layout import Layout
+from hyperslab.torch_private import backward_pass_id, is_any_autocast_enabled
 
 LENGTH = 4096
 """How many operators are remembered."""
@@ -118,10 +118,10 @@ class Journal:
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Not in a backward pass: a checkpoint runs as much again as a rank's own pieces need."""
-        if number_of_backward_pass() != -1:
+        if backward_pass_id() != -1:
             return
         outlines = [_outline(arg) for arg in args]
-        if autocasts_any_device():
+        if is_any_autocast_enabled():
             outlines += [_Autocast(name) for name in ("cpu", "cuda") if is_autocast_enabled(name)]
         self._entries.append((function, outlines))
         self.count += 1

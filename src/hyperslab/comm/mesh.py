@@ -5,24 +5,42 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from hyperslab.comm.journal import journal
-from hyperslab.comm.torch_private import unwatched
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid
+from hyperslab.torch_private import unwatched
 
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
+
+Run = TypeVar("Run", bound=Callable[[], object])
+
+
+@dataclass
+class _FirstMesh:
+    """What is called when this process makes its first mesh."""
+
+    is_made: bool = False
+    calls: list[Callable[[], object]] = field(default_factory=list)
+
+    def make(self) -> None:
+        self.is_made = True
+        while self.calls:
+            self.calls.pop(0)()
+
+
+_first_mesh = _FirstMesh()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +116,22 @@ class Mesh:
         object.__setattr__(self, "number", next(_numbers))
         _meshes[self.number] = self
         journal.has_readers |= self.num_ranks > 1
+        _first_mesh.make()
 
     def __str__(self) -> str:
         return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
+
+
+def with_first_mesh(run: Run) -> Run:
+    """Has ``run`` called when this process makes its first mesh, or now if it has made one.
+
+    It is for what changes torch: programs that import this package and make no mesh do not pay.
+    """
+    if _first_mesh.is_made:
+        run()
+    else:
+        _first_mesh.calls.append(run)
+    return run
 
 
 def mesh_of(number: int) -> Mesh:

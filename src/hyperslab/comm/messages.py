@@ -14,9 +14,9 @@ from torch import Tensor
 from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import is_watched
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
+from hyperslab.torch_private import is_watched
 
 _HOST = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import is_watched, unwatched
 from hyperslab.layout import Grid, Layout
+from hyperslab.torch_private import is_watched, unwatched
 
 NUM_VALUES = 1 << 32
 """How many values the 32 bits of an element may have."""

@@ -23,6 +23,7 @@ from hyperslab.kernels.face_plans import (
 )
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import OWN, Assembly
+from hyperslab.torch_private import foreach_copy_
 
 _DTYPES = frozenset(
     [
@@ -120,7 +121,7 @@ def _in_one(pieces: Sequence[Tensor], room: Room, like: Tensor) -> Tensor:
     if pieces[0].dtype == like.dtype and _lie_in(room, pieces):
         return pieces[0]
     copies = _make_room(room, like.dtype, like.device)
-    torch._foreach_copy_(copies, list(pieces))
+    foreach_copy_(copies, list(pieces))
     return copies[0]
 
 

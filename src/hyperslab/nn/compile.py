@@ -17,13 +17,6 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
-from torch._C._dynamo.eval_frame import (
-    _FrameAction as FrameAction,
-    _FrameExecStrategy as FrameExecStrategy,
-    set_code_exec_strategy,
-)
-from torch._dynamo import nonstrict_trace
-from torch._dynamo.variables.torch import get_overridable_functions
 from torch.compiler import assume_constant_result, is_dynamo_compiling
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
@@ -41,6 +34,12 @@ from hyperslab.nn.parallel.outside_tensors import mean_in_graph
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
+from hyperslab.torch_private import (
+    keep_from_dynamo,
+    let_dynamo_override,
+    traced_as_one_call,
+    unpatched,
+)
 
 # Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
 # ("slab" or "copy", number of its piece, shape, splits), ("tensor", number), ("learnable",
@@ -87,7 +86,7 @@ watch_weights_of = assume_constant_result(prepare_for_graph)
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _remember(function: Callable[..., Any], arguments: Description, mesh: int) -> int:
-    _calls.append(_Call(function, arguments, mesh_of(mesh), []))
+    _calls.append(_Call(unpatched(function), arguments, mesh_of(mesh), []))
     return len(_calls) - 1
 
 
@@ -96,7 +95,7 @@ def _result_of(number: int) -> Description:
     return _calls[number].result[0]
 
 
-@nonstrict_trace
+@traced_as_one_call
 def _run(number: int, *tensors: Tensor) -> list[Tensor]:
     function, arguments, mesh, result = _calls[number]
     args, kwargs = _rebuild(arguments, tensors, mesh)
@@ -172,7 +171,8 @@ def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) ->
 
 
 _PACKAGES = tuple(
-    f"hyperslab.{package}." for package in ("comm", "dist_ops", "kernels", "layout", "nn")
+    f"hyperslab.{package}."
+    for package in ("comm", "dist_ops", "kernels", "layout", "nn", "torch_private")
 )
 _CALL_USERS_MODULES = (
     Parallel.forward,
@@ -183,27 +183,12 @@ _CALL_USERS_MODULES = (
 )
 
 
-def _know_rules() -> None:
-    """Has Dynamo ask Slabs for all functions that have rules.
-
-    By itself it does not for ``F.sigmoid``, ``torch.randn_like``, ``torch.relu_`` and others.
-    """
-    get_overridable_functions().update(OPS)
-
-
-def _run_as_written() -> None:
-    """Keeps functions of this package from being compiled by themselves.
-
-    Between two graphs, and in a backward pass, Dynamo takes up whatever Python calls. It still
-    looks into functions that are called by what it compiles.
-    """
+def _codes_of_this_package() -> Iterator[CodeType]:
+    """Those of all functions but the ones that call modules of users."""
     left = {function.__code__ for function in _CALL_USERS_MODULES}
-    as_written = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     for name, module in [*sys.modules.items()]:
-        if name.startswith(_PACKAGES):
-            for code in _codes_of(module):
-                if code not in left:
-                    set_code_exec_strategy(code, as_written)
+        if f"{name}.".startswith(_PACKAGES):
+            yield from (code for code in _codes_of(module) if code not in left)
 
 
 def _codes_of(module: ModuleType) -> Iterator[CodeType]:
@@ -238,5 +223,5 @@ def refuse_compiling(name: str) -> NoReturn:
     )
 
 
-_know_rules()
-_run_as_written()
+let_dynamo_override(OPS)
+keep_from_dynamo(_codes_of_this_package())

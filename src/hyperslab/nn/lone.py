@@ -18,13 +18,13 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_flatten, tree_map
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import is_watched
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.lone_dropout import Draws, Dropouts
 from hyperslab.nn.op import has_users_rules
 from hyperslab.nn.parts import Parts
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.watched_slab import PLAIN, Recipe, Watch
+from hyperslab.torch_private import is_watched
 
 _log = logging.getLogger("hyperslab")
 

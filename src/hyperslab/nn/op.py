@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AnyWindow, integers
+from hyperslab.torch_private import tree_leaves, tree_map, unpatched
 
 if TYPE_CHECKING:
     from hyperslab.nn.slab import Slab
@@ -227,7 +227,8 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
 
     def keep(rule: Rule) -> Rule:
         global _num_registered
-        OPS.update({function: Op(function, "custom", rule) for function in functions})
+        given = map(unpatched, functions)
+        OPS.update({function: Op(function, "custom", rule) for function in given})
         _num_registered += 1
         return rule
 

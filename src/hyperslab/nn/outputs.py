@@ -8,9 +8,9 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import tree_leaves, tree_map
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
@@ -17,12 +16,12 @@ from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.comm.torch_private import is_watched
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
 from hyperslab.nn.parallel.outside_tensors import check_no_transform
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import is_dynamo_loaded, is_watched
 
 Cuts = Mapping[str, Sequence[int]]
 
@@ -104,7 +103,7 @@ def _checked_tensor(tensor: Tensor, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
     check_no_transform(mesh)
-    if "torch._dynamo" in sys.modules:
+    if is_dynamo_loaded():
         from hyperslab.nn import compile as compile  # Dynamo must know before it meets a Slab
     return _without_subclass(tensor).to(mesh.device)
 

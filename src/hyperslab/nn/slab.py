@@ -10,13 +10,13 @@ from typing import Any, Never
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Grid, Layout
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import unsupported
+from hyperslab.torch_private import register_pytree_node
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)

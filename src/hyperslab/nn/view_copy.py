@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import UnsupportedOp
@@ -17,6 +16,7 @@ from hyperslab.layout import Exchange, Layout, plan_recut
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
+from hyperslab.torch_private import register_pytree_node, tree_leaves, tree_map
 
 
 class _Origin(NamedTuple):

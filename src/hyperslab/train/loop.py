@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
+from hyperslab.torch_private import foreach_div_
 from hyperslab.train.batch import Batch, Roles
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
@@ -153,7 +154,7 @@ class Trainer:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.config.train.accumulate > 1:
             loss = loss / passes.count
-            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], passes.count)
+            foreach_div_([p.grad for p in parameters if p.grad is not None], passes.count)
         if self.config.train.clip is not None:
             self._norm = clip_grad_norm_(parameters, self.config.train.clip)
         for group in self.optimizer.param_groups:

@@ -13,17 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.fsdp import FSDPModule
 from torch.jit import ScriptModule
 from torch.nn import Parameter
-from torch.nn.modules.module import _has_any_global_hook
-from torch.nn.utils import parametrize
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.torch_private import is_watched
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.module_state import PLAIN, ModuleState, version_of
 from hyperslab.nn.cuda_graphs.own_pass import Given, Places, tensors_in
@@ -35,6 +30,17 @@ from hyperslab.nn.dispatch import settle
 from hyperslab.nn.op import num_registered
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import HOOKS
+from hyperslab.torch_private import (
+    has_global_module_hooks,
+    has_saved_tensor_hooks,
+    is_forward_ad_active,
+    is_parametrization_cached,
+    is_watched,
+    num_function_modes,
+    peek_interpreter_stack,
+    tree_flatten,
+    tree_leaves,
+)
 
 _log = logging.getLogger("hyperslab")
 
@@ -219,12 +225,12 @@ def _kind_of(leaf: Any, device: torch.device) -> object:
 def _is_observed() -> bool:
     """Whether somebody wants to see what a pass does."""
     return (
-        _has_any_global_hook()
+        has_global_module_hooks()
         or torch.is_anomaly_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-        or parametrize._cache_enabled > 0
+        or has_saved_tensor_hooks()
+        or peek_interpreter_stack() is not None
+        or is_forward_ad_active()
+        or is_parametrization_cached()
     )
 
 
@@ -234,18 +240,17 @@ def _is_capturing(device: torch.device) -> bool:
 
 def _settings() -> tuple[object, ...]:
     backends: Any = torch.backends
-    asked: Any = torch._C
     return (
         backends.cudnn.conv.fp32_precision,
         backends.cuda.matmul.fp32_precision,
+        backends.cudnn.enabled,
         backends.cudnn.benchmark,
         backends.cudnn.deterministic,
+        backends.cuda.flash_sdp_enabled(),
+        backends.cuda.mem_efficient_sdp_enabled(),
+        backends.cuda.math_sdp_enabled(),
+        backends.cuda.cudnn_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
-        asked._len_torch_function_stack(),  # that of a default device among them
-        asked._get_cudnn_enabled(),
-        asked._get_flash_sdp_enabled(),
-        asked._get_mem_efficient_sdp_enabled(),
-        asked._get_math_sdp_enabled(),
-        asked._get_cudnn_sdp_enabled(),
+        num_function_modes(),  # that of a default device among them
     )

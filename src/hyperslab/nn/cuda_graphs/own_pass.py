@@ -9,13 +9,13 @@ from typing import Any, Never
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
 from hyperslab.nn.cuda_graphs.module_state import PLAIN
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.torch_private import tree_flatten, tree_unflatten
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a pass."""

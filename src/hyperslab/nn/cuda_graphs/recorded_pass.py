@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.graph import held_constants
 from hyperslab.errors import ConfigError
@@ -30,6 +29,7 @@ from hyperslab.nn.cuda_graphs.replayable import (
 from hyperslab.nn.outputs import map_tensors, tensors_of
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import untouched
+from hyperslab.torch_private import foreach_mul, tree_leaves
 
 
 class Recorded:
@@ -149,7 +149,7 @@ class Recorded:
 def _copies(grads: Sequence[Tensor | None]) -> list[Tensor | None]:
     """``grads`` in memory that no replay overwrites: ``param.grad`` may come to be one of them."""
     kept = [grad for grad in grads if grad is not None]
-    copies = iter(torch._foreach_mul(kept, 1) if kept else [])
+    copies = iter(foreach_mul(kept, 1) if kept else [])
     return [None if grad is None else next(copies) for grad in grads]
 
 

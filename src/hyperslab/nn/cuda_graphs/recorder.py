@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from hyperslab.torch_private import release_graph_pool
+
 Made = TypeVar("Made")
 
 _broken: list[torch.cuda.CUDAGraph] = []
@@ -117,8 +119,7 @@ class CudaRecorder:
             graph.reset()
             with suppress(RuntimeError):  # where it had not even begun
                 index = torch.cuda.current_device()
-                torch._C._cuda_endAllocateToPool(index, self._pool)
-                torch._C._cuda_releasePool(index, self._pool)
+                release_graph_pool(index, self._pool)
             self._renew()
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream):
                 torch.zeros((), device=self._device)  # random numbers can be drawn again

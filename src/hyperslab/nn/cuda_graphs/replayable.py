@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.nn.cuda_graphs.module_state import PLAIN, ModuleState, version_of
 from hyperslab.nn.outputs import fields_of, is_record, tensors_of
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.trial_run import draws
+from hyperslab.torch_private import tree_leaves
 
 
 class CannotReplayError(Exception):

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.mesh import Mesh
@@ -29,6 +28,7 @@ from hyperslab.nn.dispatch import settle
 from hyperslab.nn.parallel.outside_tensors import with_mean
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Casts, draws, same_draws
+from hyperslab.torch_private import tree_leaves, tree_map
 
 MOST_KEPT = 64
 """Shapes of inputs whose surveys are kept."""

@@ -10,17 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
-from hyperslab.comm.torch_private import unwatched
 from hyperslab.kernels import fused
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
-from hyperslab.nn.depth_first.survey import ReadOnly, Weights, valueless_mode
+from hyperslab.nn.depth_first.survey import ReadOnly, Weights
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Casts, untouched
+from hyperslab.torch_private import (
+    FakeTensorMode,
+    fake_tensor_mode,
+    tree_leaves,
+    tree_map,
+    unwatched,
+)
 
 MOST_FUSED = 3
 """The largest kernel of a pool that is computed together with the activation before it."""
@@ -221,7 +225,7 @@ def weigh(
     stays as it is. Raises what the module does.
     """
     weights, scale = Weights(list(module.modules())), Scale(device)
-    valueless = valueless_mode()
+    valueless = fake_tensor_mode()
     leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
     with ExitStack() as stack:
         for mode in (

@@ -9,13 +9,13 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.collectives import reduce_least
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
 from hyperslab.nn.depth_first.memory_estimate import Weight, gib, weigh
 from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.torch_private import tree_leaves
 
 _log = logging.getLogger("hyperslab")
 

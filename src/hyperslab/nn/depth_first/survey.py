@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from hyperslab.comm.torch_private import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory import memory_format_of
 from hyperslab.layout import Box, Route, Window
 from hyperslab.nn.depth_first.tile_slab import Tape, TileSlab, unjournaled
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import (
+    DataDependentOutputException,
+    FakeTensor,
+    TorchDispatchMode,
+    fake_tensor_mode,
+    tree_leaves,
+    unwatched,
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
     with ExitStack() as stack:
         for mode in (*_unheard(), weights.replaced(leaves)):
             stack.enter_context(mode)
-        for watch in (valueless_mode(), _Guard()):  # type: ignore[no-untyped-call]
+        for watch in (fake_tensor_mode(), _Guard()):  # type: ignore[no-untyped-call]
             stack.enter_context(watch)
         source = _valueless(x)
         given = source.clone()  # not a leaf, which nothing can be written into
@@ -132,17 +132,6 @@ def _unheard() -> tuple[AbstractContextManager[Any], ...]:
     """Modes in which a graph is made that nothing around it knows of."""
     keep = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
     return unwatched(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
-
-
-def valueless_mode() -> FakeTensorMode:
-    """A mode in which tensors have no values.
-
-    They refuse to say where in memory they lie. They would say 0, and a kernel of a user's own
-    that gets it ends the process.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode._allow_unsafe_data_ptr_access = False
-    return mode
 
 
 def _valueless(x: Slab) -> Tensor:

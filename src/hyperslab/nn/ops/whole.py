@@ -9,11 +9,11 @@ import torch
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hyperslab.comm.torch_private import unwatched
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.torch_private import unwatched
 
 _RESHAPING = ("addbmm_", "as_strided_", "resize_as_", "resize_as_sparse_")
 """Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.watched_slab import WatchedSlab
@@ -26,4 +28,4 @@ def plain_buffer(module: nn.Module, name: str, value: Any) -> Tensor | None:
     return slab.local
 
 
-register_module_buffer_registration_hook(plain_buffer)  # type: ignore[arg-type]
+with_first_mesh(partial(register_module_buffer_registration_hook, plain_buffer))  # type: ignore[arg-type]

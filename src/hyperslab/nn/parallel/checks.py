@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.agree import Comparison, post_comparison
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.nn.slab import is_slab
+from hyperslab.torch_private import tree_leaves
 
 
 def check_tensors(module: nn.Module) -> None:

@@ -22,6 +22,7 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
+from hyperslab.torch_private import backward_pass_id
 
 
 class Replica:
@@ -229,7 +230,7 @@ class Averaging:
     @classmethod
     def of_this_pass(cls, mesh: Mesh) -> Averaging:
         """That of the backward pass which is running, which keeps it alive."""
-        number = torch._C._current_graph_task_id()
+        number = backward_pass_id()
         found = _passes.get(number)
         if found is None:
             found = _passes[number] = cls(mesh)

@@ -16,12 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import peek_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hyperslab.comm.graph import TensorSpec, as_operator
@@ -33,6 +29,14 @@ from hyperslab.nn.dispatch import prepare_arguments
 from hyperslab.nn.parallel.gradient_averaging import Averaging, is_seen, watcher_of, weight_at
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.view_copy import writes_in_place
+from hyperslab.torch_private import (
+    FakeTensor,
+    FunctionalTensor,
+    peek_interpreter_stack,
+    tree_leaves,
+    tree_map,
+    will_run_in_backward,
+)
 
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Modules whose gradients FSDP2 averages, and where they hold their weights."""
@@ -150,7 +154,7 @@ _places = itertools.count(1 << 32)
 def _is_accumulated(node: Any) -> bool:
     """Whether this pass adds to ``grad`` of the leaf that ``node`` belongs to."""
     try:
-        return torch._C._will_engine_execute_node(node)
+        return will_run_in_backward(node)
     except RuntimeError:  # as torch.autograd.grad runs, which returns it instead
         return False
 

@@ -17,7 +17,6 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
 
 from hyperslab.comm.agree import agree_on
 from hyperslab.comm.collectives import broadcast_
@@ -47,6 +46,7 @@ from hyperslab.nn.parallel.checks import (
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.torch_private import tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
 

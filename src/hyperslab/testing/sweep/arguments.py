@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from hyperslab.torch_private import tree_flatten, tree_map, tree_unflatten
 
 MAX_DIMS = 5
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 import hyperslab as hs
 from hyperslab.comm.failure_report import contact
@@ -26,6 +25,7 @@ from hyperslab.nn.slab import is_slab
 from hyperslab.testing.sweep.arguments import Sample
 from hyperslab.testing.sweep.findings import REFUSED, RIGHT, WRONG
 from hyperslab.testing.sweep.placement import AXIS, Cut, Placement
+from hyperslab.torch_private import tree_flatten, tree_leaves
 
 _TOLERANCES = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
 _COARSE = 0.02

@@ -1,0 +1,281 @@
+"""The private names of torch that this package uses, and what it changes in torch.
+
+Nothing else here uses a private name of torch or patches it. Each stands with its reason;
+``tests/test_torch_private.py`` fails when torch has a public name, or does by itself what a patch
+is for: then it may go. Nothing is patched before a process makes a mesh.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import CodeType, MethodType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack
+from torch._library.effects import EffectType as EffectType
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+    FakeTensor as FakeTensor,
+    FakeTensorMode as FakeTensorMode,
+)
+from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
+from torch.autograd import Function, forward_ad
+from torch.distributed.distributed_c10d import _get_default_store as default_store
+from torch.jit._builtins import _register_builtin
+from torch.nn.modules.module import _has_any_global_hook as has_global_module_hooks
+from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    _disable_current_modes as unwatched,
+)
+from torch.utils._pytree import (
+    register_pytree_node as register_pytree_node,
+    tree_flatten as tree_flatten,
+    tree_leaves as tree_leaves,
+    tree_map as tree_map,
+    tree_map_only as tree_map_only,
+    tree_unflatten as tree_unflatten,
+)
+
+__all__ = [
+    "DataDependentOutputException",
+    "EffectType",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalTensor",
+    "TorchDispatchMode",
+    "default_store",
+    "has_global_module_hooks",
+    "peek_interpreter_stack",
+    "register_pytree_node",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "unwatched",
+]
+
+if TYPE_CHECKING:  # it takes a second to load
+    from torch.distributed.tensor import DTensor
+
+Made = TypeVar("Made", bound=Callable[..., Any])
+
+# Names above without a public one: pytrees (torch.utils has no public module for them), tensors
+# without values (FakeTensor, FunctionalTensor), modes that see operators (TorchDispatchMode, whose
+# page in torch's documentation imports it from there) and how to leave them, the transforms of
+# torch.func that are running, hooks of all modules, operators whose order a compiler keeps, and the
+# store of torch.distributed, which outlives its process groups.
+
+
+# --- What torch is doing now ------------------------------------------------------------------
+
+backward_pass_id: Callable[[], int] = torch._C._current_graph_task_id
+"""The number of the backward pass that this thread runs, or -1. Passes have no public name."""
+
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Public functions ask for one type of device; this is called for every operator."""
+
+num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+"""How many ``TorchFunctionMode`` are active: that of a default device is one."""
+
+_TRACING_MODES = (
+    torch._C._TorchDispatchModeKey.FAKE,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+    torch._C._TorchDispatchModeKey.PROXY,
+)
+
+
+def is_watched() -> bool:
+    """Whether operators are traced, as by a compiler, so that tensors may have no values.
+
+    Modes that look on while values are computed, such as those that count FLOPs, are no tracers.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING_MODES)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether someone, such as activation checkpointing, packs what autograd saves."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_forward_ad_active() -> bool:
+    """Whether forward-mode derivatives are computed; only the levels are counted, privately."""
+    return forward_ad._current_level >= 0
+
+
+def is_parametrization_cached() -> bool:
+    """Whether ``torch.nn.utils.parametrize.cached()`` is active."""
+    return parametrize._cache_enabled > 0
+
+
+def will_run_in_backward(node: Any) -> bool:
+    """Whether the running backward pass executes ``node`` of the autograd graph.
+
+    Raises ``RuntimeError`` where ``torch.autograd.grad`` runs, which stops before leaves.
+    """
+    return torch._C._will_engine_execute_node(node)
+
+
+def num_storage_owners(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storages, of Python or C++, hold the memory of ``storage``."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count
+
+
+# --- What torch does on request -----------------------------------------------------------------
+
+foreach_mul = torch._foreach_mul
+"""Lists of tensors in one kernel: torch's optimizers use it, and there is no public name."""
+
+foreach_copy_ = torch._foreach_copy_
+foreach_div_ = torch._foreach_div_
+
+
+def fake_tensor_mode() -> FakeTensorMode:
+    """A mode in which tensors have no values.
+
+    They refuse to say where in memory they lie. By default they say 0, and a kernel of a user's own
+    that gets it ends the process.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode._allow_unsafe_data_ptr_access = False
+    return mode
+
+
+def offset_of_shard(tensor: DTensor) -> tuple[int, ...]:
+    """Where this rank's shard begins in the whole tensor; DTensor itself does not tell."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    place = tensor.shape, tensor.device_mesh, tensor.placements
+    return tuple(compute_local_shape_and_global_offset(*place)[1])
+
+
+def release_graph_pool(device_index: int, pool: Any) -> None:
+    """Ends the allocation of memory to ``pool`` where a CUDA graph failed to end it."""
+    torch._C._cuda_endAllocateToPool(device_index, pool)
+    torch._C._cuda_releasePool(device_index, pool)
+
+
+# --- What Dynamo is told: only by ``hyperslab.nn.compile``, as it loads the compiler --------------
+
+
+def is_dynamo_loaded() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+def traced_as_one_call(function: Made) -> Made:
+    """``function`` as one call in Dynamo's graph, which AOTAutograd looks into."""
+    from torch._dynamo import nonstrict_trace
+
+    return cast(Made, nonstrict_trace(function))
+
+
+def let_dynamo_override(functions: Iterable[Callable[..., Any]]) -> None:
+    """Has Dynamo ask arguments for ``__torch_function__`` in ``functions``.
+
+    By itself it does not for ``F.sigmoid``, ``torch.randn_like``, ``torch.relu_`` and others.
+    """
+    from torch._dynamo.variables.torch import get_overridable_functions
+
+    get_overridable_functions().update(functions)
+
+
+def keep_from_dynamo(codes: Iterable[CodeType]) -> None:
+    """Has functions with these ``codes`` run as written where Dynamo would compile them.
+
+    Between two graphs, and in a backward pass, Dynamo takes up whatever Python calls. It still
+    looks into functions that are called by what it compiles.
+    """
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction as FrameAction,
+        _FrameExecStrategy as FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    as_written = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    for code in codes:
+        set_code_exec_strategy(code, as_written)
+
+
+# --- Patches: functions of torch that ask no argument for ``__torch_function__`` ------------------
+#
+# Torch takes a Slab for no tensor in them, and so would drop a branch of a network or the gradient
+# of a function without a word.
+
+_originals: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""What was there before, by what is there now."""
+
+_GIVE_BACK = {"_NoopSaveInputs"}
+"""Functions of torch that give back what they get: that of activation checkpointing."""
+
+
+def unpatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as it was before ``patch_for`` changed it: what ``__torch_function__`` gets."""
+    if isinstance(function, MethodType) and function.__func__ in _originals:
+        return MethodType(_originals[function.__func__], function.__self__)
+    return _originals.get(function, function)
+
+
+def patch_for(cls: type[Any]) -> None:
+    """Has torch ask objects of ``cls`` where it does not.
+
+    ``torch.autograd.Function.apply`` and ``torch.as_tensor`` ask for ``__torch_function__``, and
+    ``torch.jit.isinstance`` takes them for the tensors in their attribute ``local``.
+    """
+    _replace(Function, "apply", _asking_apply(cls, Function.apply.__func__), classmethod)  # type: ignore[attr-defined]
+    _replace(torch, "as_tensor", _asking_as_tensor(cls, torch.as_tensor))
+    _register_builtin(torch.as_tensor, "aten::as_tensor")  # as TorchScript knows it
+    _replace(torch.jit, "isinstance", _judging_pieces(cls, torch.jit.isinstance))
+
+
+def _replace(
+    owner: Any, name: str, function: Callable[..., Any], as_member: Callable[..., Any] | None = None
+) -> None:
+    _originals[function] = function.__wrapped__  # type: ignore[attr-defined]
+    setattr(owner, name, as_member(function) if as_member else function)
+
+
+def _asking_apply(cls: type[Any], apply: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply)
+    def ask_or_apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
+        for arg in args:
+            if isinstance(arg, cls) and function.__name__ not in _GIVE_BACK:
+                return _ask(arg, MethodType(apply, function), args, kwargs)
+        return apply(function, *args, **kwargs)
+
+    return ask_or_apply
+
+
+def _asking_as_tensor(cls: type[Any], as_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(as_tensor)
+    def ask_or_convert(data: Any, **kwargs: Any) -> Any:
+        if isinstance(data, cls):
+            return _ask(data, as_tensor, (data,), kwargs)
+        return as_tensor(data, **kwargs)
+
+    return ask_or_convert
+
+
+def _ask(
+    arg: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    return type(arg).__torch_function__(function, (type(arg),), args, kwargs)
+
+
+def _judging_pieces(cls: type[Any], judge: Callable[..., bool]) -> Callable[..., bool]:
+    def piece_of(leaf: Any) -> Any:
+        return leaf.local if isinstance(leaf, cls) else leaf
+
+    @wraps(judge)
+    def judge_pieces(obj: Any, *args: Any, **kwargs: Any) -> bool:
+        if isinstance(obj, (cls, list, tuple, dict)):
+            obj = tree_map(piece_of, obj, is_leaf=lambda leaf: isinstance(leaf, cls))
+        return judge(obj, *args, **kwargs)
+
+    return judge_pieces

@@ -1,0 +1,120 @@
+"""Each private name and each patch of torch is needed still. A test that fails says what may go."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.utils
+from torch.autograd import Function
+
+import hyperslab as hs
+from hyperslab import torch_private
+from hyperslab.testing import on_ranks, seeded
+
+PUBLIC_NAMES = {
+    torch.utils: "pytree",
+    torch.autograd: "FakeTensorMode FunctionalTensor current_pass will_execute",
+    torch.autograd.graph: "current_pass current_graph_task_id will_execute will_execute_node "
+    "saved_tensors_hooks_active get_saved_tensors_hooks",
+    torch.autograd.forward_ad: "current_level is_active",
+    torch.compiler: "nonstrict_trace skip_code override_function",
+    torch.func: "current_transform is_active interpreter_stack",
+    torch.nn.modules.module: "has_any_global_hook",
+    torch.nn.utils.parametrize: "is_cached cache_enabled",
+    torch.overrides: "num_modes torch_function_stack",
+    torch: "foreach_mul foreach_copy_ foreach_div_ is_any_autocast_enabled FakeTensorMode",
+    torch.UntypedStorage: "use_count num_owners",
+    torch.cuda: "end_allocate_to_pool release_pool",
+}
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [(space, name) for space, names in PUBLIC_NAMES.items() for name in names.split()],
+)
+def test_torch_has_no_public_name_yet(space, name):
+    assert not hasattr(space, name), f"{space.__name__}.{name} may replace what torch_private uses"
+
+
+def test_torch_is_as_it_was_until_a_mesh_is_made():
+    code = """
+import sys, torch
+from torch.autograd import Function
+from torch.nn.modules import module
+def look():
+    return (
+        Function.apply.__func__, torch.as_tensor, torch.jit.isinstance,
+        len(module._global_buffer_registration_hooks), "einops" in sys.modules,
+    )
+before = look()
+import hyperslab, hyperslab.nn, hyperslab.store
+assert look() == before
+hyperslab.init(device="cpu")
+assert all(old != new for old, new in zip(before[:4], look()[:4]))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Tripled(Doubled):
+    """Has a rule in one test; processes of ranks are used again."""
+
+
+def plain(function):
+    original = torch_private.unpatched(function)
+    assert original != function
+    return original
+
+
+@on_ranks(2)
+def test_without_its_patch_a_function_would_lose_gradients():
+    x = hs.shard(seeded(2, 3, 6, 5).requires_grad_(), hs.init(height=2, device="cpu"))
+    lost = plain(Doubled.apply)(x)
+    assert not lost.requires_grad
+    with pytest.raises(hs.UnsupportedOp, match="Doubled"):
+        Doubled.apply(x)
+
+
+@on_ranks(2)
+def test_without_its_patch_a_slab_could_not_be_given_to_as_tensor():
+    x = hs.shard(seeded(2, 3, 6, 5), hs.init(height=2, device="cpu"))
+    with pytest.raises(hs.UnsupportedOp, match=r"torch\.tensor"):
+        plain(torch.as_tensor)(x)
+    assert torch.as_tensor(x) is x
+
+
+@on_ranks(2)
+def test_without_its_patch_a_branch_for_tensors_would_not_be_taken():
+    x = hs.shard(seeded(2, 3, 6, 5), hs.init(height=2, device="cpu"))
+    assert not plain(torch.jit.isinstance)(x, torch.Tensor)
+    assert torch.jit.isinstance(x, torch.Tensor)
+
+
+@on_ranks(2)
+def test_a_rule_holds_whether_it_is_registered_before_a_mesh_is_made_or_after():
+    early = torch_private.unpatched(Tripled.apply)  # as a program gets it that made no mesh yet
+
+    @hs.register(early)
+    def doubled(x):
+        return x.with_local(Tripled.apply(x.local))
+
+    x = hs.shard(seeded(2, 3, 6, 5), hs.init(height=2, device="cpu"))
+    assert hs.gather(Tripled.apply(x)).equal(2 * hs.gather(x))
+    assert torch_private.unpatched(Tripled.apply) == early
+
+
+def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():
+    with torch_private.FakeTensorMode() as mode:
+        assert mode._allow_unsafe_data_ptr_access
+    with torch_private.fake_tensor_mode(), pytest.raises(RuntimeError, match="data pointer"):
+        torch.empty(2).data_ptr()
