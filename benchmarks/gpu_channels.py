@@ -28,7 +28,7 @@ from gpu.record import NO_TIME, Found, Record
 from torch import Tensor
 
 from hyperslab.kernels import few_channels
-from hyperslab.kernels.packed import pack
+from hyperslab.kernels.few_channels_operands import pack
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

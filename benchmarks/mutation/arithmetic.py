@@ -204,7 +204,7 @@ MUTANTS = [
         "a tile at the edge gets less than a window",
     ),
     Mutant(
-        "kernels/tiled_call.py",
+        "kernels/tiles.py",
         "return all(isinstance(axis, Each) for axis in cut)",
         "return True",
         "kernels/test_tiled_operators.py",
@@ -225,7 +225,7 @@ MUTANTS = [
         "eps of a tiled norm is lost",
     ),
     Mutant(
-        "kernels/chunks.py",
+        "kernels/norm.py",
         "_part(total, chunk).add_(made.sum(dims, keepdim=True, dtype=dtype))",
         "_part(total, chunk).copy_(made.sum(dims, keepdim=True, dtype=dtype))",
         "kernels/test_tiled_operators.py nn/ops/reduce/test_norms.py",

@@ -11,7 +11,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.kernels import act_pool_plan
 from hyperslab.kernels.act_pool import activate_and_pool, is_supported
 from hyperslab.kernels.act_pool_plan import Pool, Tuning
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"  # there in Triton's interpreter

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
-from hyperslab.kernels.packed import Geometry, Packed
+from hyperslab.kernels.few_channels_operands import Geometry, Packed
 from hyperslab.nn import deferred
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place

@@ -13,7 +13,7 @@ from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Pending, plain_memory, post_messages
 from hyperslab.kernels import faces
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Assembly, Exchange
 
 

@@ -16,15 +16,16 @@ from torch.autograd import Function
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
-from hyperslab.kernels.chunks import map_chunks, sum_chunks
 from hyperslab.kernels.norm import (
     gradient_sums,
     in_memory_of,
     input_gradient,
+    map_chunks,
     mean_and_variance,
     merged_moments,
     moments_over,
     normalize,
+    sum_chunks,
 )
 
 

@@ -26,8 +26,8 @@ from hyperslab.kernels.act_pool_plan import (
     forward_cut,
     rows_of,
 )
-from hyperslab.kernels.launch import Launch
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.fused import Launch
+from hyperslab.kernels.memory_format import memory_format_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MAX_KERNEL = 3

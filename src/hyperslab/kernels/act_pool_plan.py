@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from hyperslab.kernels.launch import power_of_two
+from hyperslab.kernels.fused import power_of_two
 
 Triple = tuple[int, int, int]
 

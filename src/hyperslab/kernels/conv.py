@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.kernels import few_channels, fused, tiles, torch_conv
-from hyperslab.kernels.packed import Packed, pack
+from hyperslab.kernels.few_channels_operands import Packed, pack
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
 

@@ -17,9 +17,15 @@ from torch.autograd.function import once_differentiable
 
 from hyperslab.kernels import few_channels
 from hyperslab.kernels.act_pool_plan import Pool, Triple
-from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out
-from hyperslab.kernels.memory import channels_last
-from hyperslab.kernels.packed import Geometry, Packed, packed_copy
+from hyperslab.kernels.few_channels_operands import (
+    Geometry,
+    Packed,
+    Shape,
+    gather_grads,
+    lay_out,
+    packed_copy,
+)
+from hyperslab.kernels.memory_format import channels_last
 
 MIN_NUMEL = 1 << 30
 """Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.launch import Launch, power_of_two
+from hyperslab.kernels.fused import Launch, power_of_two
 
 Strides = tuple[int, ...]
 BLOCK = 1024

@@ -21,7 +21,7 @@ from hyperslab.kernels.face_plans import (
     plan_received_grads,
     plan_room,
 )
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import OWN, Assembly
 from hyperslab.torch_private import foreach_copy_
 

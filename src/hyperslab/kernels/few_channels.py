@@ -9,10 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hyperslab.kernels.laid_out import Shape, gather_grads, lay_out
-from hyperslab.kernels.launch import Launch, power_of_two
-from hyperslab.kernels.memory import channels_last
-from hyperslab.kernels.packed import Geometry, Packed, pack
+from hyperslab.kernels.few_channels_operands import (
+    Geometry,
+    Packed,
+    Shape,
+    gather_grads,
+    lay_out,
+    pack,
+)
+from hyperslab.kernels.fused import Launch, power_of_two
+from hyperslab.kernels.memory_format import channels_last
 
 MAX_CHANNELS = 32
 MAX_FILTERS = 64

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import tiles
-from hyperslab.kernels.memory import memory_format_of
-from hyperslab.kernels.tiled_call import Work, run_by_tiles
-from hyperslab.kernels.tiles import Axis, Each, Tile, Whole
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.tiles import Axis, Each, Tile, Whole, Work, run_by_tiles
 
 
 def interpolate(

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import tiles
-from hyperslab.kernels.indices import global_indices
-from hyperslab.kernels.tiled_call import Work, run_by_tiles
-from hyperslab.kernels.tiles import Each, Sliding, Tile, outermost_first
+from hyperslab.kernels.tiles import Each, Sliding, Tile, Work, outermost_first, run_by_tiles
 from hyperslab.layout import Window
 
 Numbers = int | Sequence[int]
@@ -118,3 +117,26 @@ def _is_none(stride: Numbers | None) -> bool:
 def _per_dim(value: Any, num_dims: int) -> tuple[int, ...]:
     values = (value,) if hasattr(value, "__index__") else tuple(value)
     return values * num_dims if len(values) == 1 else values
+
+
+def global_indices(
+    indices: Tensor,
+    shape: Sequence[int],
+    sources: Sequence[int | Tensor],
+    extents: Sequence[int],
+) -> Tensor:
+    """Flat indices into the global tensor's spatial dims from ``indices`` into a local tensor's.
+
+    ``shape`` is the local tensor's along the spatial dims and ``extents`` the global one's.
+    ``sources[dim]`` says where the local indices of a dim lie in the global tensor: one by one, or
+    in a row from the one given.
+    """
+    if tuple(shape) == tuple(extents) and all(isinstance(s, int) and not s for s in sources):
+        return indices
+    total, sizes = torch.zeros_like(indices), list(shape)
+    for source, extent in zip(sources, extents, strict=True):
+        sizes = sizes[1:]
+        inner = math.prod(sizes)
+        place, indices = indices // inner, indices % inner
+        total = total * extent + (source[place] if isinstance(source, Tensor) else place + source)
+    return total

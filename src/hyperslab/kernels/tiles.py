@@ -1,4 +1,4 @@
-"""How one operator's work is cut where it is too large for one call.
+"""How one operator's work is cut where it is too large for one call, and computed tile by tile.
 
 On a GPU convolutions fall off a cliff, or fail, where a call's input or output has 2^31 elements,
 because cuDNN counts with 32 bits (pytorch issues 22496, 95024, 132300, 152816). Of larger tensors
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Span, Window, cut_evenly, plan_piece_call
 
 MAX_NUMEL = 2**31 - 1
@@ -165,8 +167,8 @@ def fill_all(
     for tile in tiles:
         made = call(tile)
         for one in made if not outs else ():
-            kind = memory_format or memory_format_of(one)
-            outs.append(torch.empty(shape, dtype=one.dtype, device=one.device, memory_format=kind))
+            form = memory_format or memory_format_of(one)
+            outs.append(torch.empty(shape, dtype=one.dtype, device=one.device, memory_format=form))
         for out, one in zip(outs, made, strict=True):
             out[own_of(tile)] = one[kept_of(tile)]
         del made, one  # before the next are made
@@ -183,3 +185,84 @@ def own_of(tile: Tile) -> tuple[slice, ...]:
 
 def kept_of(tile: Tile) -> tuple[slice, ...]:
     return tuple(step.kept for step in tile)
+
+
+class Work(NamedTuple):
+    """An operator of one tensor, and how it is divided."""
+
+    call: Callable[[Tensor, Tile], Sequence[Tensor]]
+    """Makes the outputs of a tile of its inputs. Only the first is differentiable."""
+    axes: tuple[Axis, ...]
+    order: tuple[int, ...]
+    """The dims to cut, from the first one on."""
+    memory_format: torch.memory_format | None = None
+    """Of the outputs, if not that of a tile's."""
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return pick_tiles(self.axes, self.order, TILE_NUMEL)
+
+    @property
+    def whole(self) -> Tile:
+        return pick_tiles(self.axes, (), TILE_NUMEL)[0]
+
+    @property
+    def apart(self) -> bool:
+        """Whether every input is in one tile."""
+        first, last = self.tiles[0], self.tiles[-1]
+        cut = [axis for axis, a, b in zip(self.axes, first, last, strict=True) if a.own != b.own]
+        return all(isinstance(axis, Each) for axis in cut)
+
+
+def run_by_tiles(x: Tensor, work: Work) -> tuple[Tensor, ...]:
+    """The outputs. The backward pass keeps ``x``, and computes tiles of the first output again."""
+    out: tuple[Tensor, ...] = _ByTiles.apply(x, work)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ByTiles(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, work: Work) -> tuple[Tensor, ...]:
+        outs = fill_all(
+            work.tiles, lambda tile: work.call(x[reads_of(tile)], tile), work.memory_format
+        )
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable(*outs[1:])
+        ctx.set_materialize_grads(False)
+        ctx.work, ctx.autocast = work, _autocast_as_now(x)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        if grad is None:
+            return None, None
+        with ctx.autocast():
+            if torch.is_grad_enabled():  # for a gradient of this gradient
+                out = ctx.work.call(x, ctx.work.whole)[0]
+                return *torch.autograd.grad(out, x, grad, create_graph=True), None
+            return _input_grad(x, grad, ctx.work), None
+
+
+def _autocast_as_now(x: Tensor) -> Callable[[], AbstractContextManager[Any]]:
+    name = x.device.type
+    if not torch.amp.is_autocast_available(name):
+        return nullcontext
+    enabled, dtype = torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)
+    return partial(torch.autocast, name, dtype, enabled, cache_enabled=False)
+
+
+def _input_grad(x: Tensor, grad: Tensor, work: Work) -> Tensor:
+    out = torch.empty_like(x) if work.apart else torch.zeros_like(x)
+    put = Tensor.copy_ if work.apart else Tensor.add_
+    for tile in work.tiles:
+        put(out[reads_of(tile)], _tile_grad(x, grad, work, tile))
+    return out
+
+
+def _tile_grad(x: Tensor, grad: Tensor, work: Work, tile: Tile) -> Tensor:
+    """The gradient of a tile's inputs."""
+    part = x[reads_of(tile)].detach().requires_grad_()
+    with torch.enable_grad():
+        out = work.call(part, tile)[0][kept_of(tile)]
+    return torch.autograd.grad(out, part, grad[own_of(tile)])[0]

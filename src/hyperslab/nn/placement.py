@@ -17,7 +17,7 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, LayoutError
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
 from hyperslab.nn.parallel.outside_tensors import check_no_transform
 from hyperslab.nn.slab import Slab

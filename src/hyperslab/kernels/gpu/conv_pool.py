@@ -13,16 +13,18 @@ import triton.language as tl
 
 from hyperslab.kernels.gpu.act_pool import activated
 from hyperslab.kernels.gpu.pool_parts import (
+    WORD,
     load_part,
     merged,
     moved,
     no_parts,
     num_in_window,
     of_pair_before,
+    packed_signs,
     row_parts,
     store_part,
+    words_at,
 )
-from hyperslab.kernels.gpu.signs import WORD, packed_signs, words_at
 
 SIZES = ["depth", "height", "width", "out_depth", "out_height", "out_width", "rows", "planes"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperslab.kernels.gpu.pool_parts import num_in_window
-from hyperslab.kernels.gpu.signs import scaled_by_signs, words_at
+from hyperslab.kernels.gpu.pool_parts import num_in_window, scaled_by_signs, words_at
 
 SIZES = ["depth", "height", "width", "out_depth", "out_height", "out_width", "rows"]
 

@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, UnsupportedOp
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_windows as tile_windows
 from hyperslab.nn.depth_first.memory_estimate import Scale, current_scale

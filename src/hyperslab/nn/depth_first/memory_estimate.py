@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyperslab.kernels import fused
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.depth_first.survey import ReadOnly, Weights
 from hyperslab.nn.slab import Slab, is_slab

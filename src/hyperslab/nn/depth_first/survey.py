@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperslab.errors import UnsupportedOp
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Route, Window
 from hyperslab.nn.depth_first.tile_slab import Tape, TileSlab, unjournaled
 from hyperslab.nn.slab import Slab

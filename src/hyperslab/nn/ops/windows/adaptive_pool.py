@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
-from hyperslab.kernels.indices import global_indices
+from hyperslab.kernels.pool import global_indices
 from hyperslab.layout import (
     AdaptiveWindow,
     Cuts,

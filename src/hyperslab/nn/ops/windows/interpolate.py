@@ -17,7 +17,7 @@ from hyperslab.comm.graph import cached_constants
 from hyperslab.errors import LayoutError
 from hyperslab.kernels import tiles
 from hyperslab.kernels.interpolate import interpolate as local_interpolate
-from hyperslab.kernels.memory import memory_format_of
+from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import define, unsupported

@@ -15,8 +15,11 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import cached_constants
 from hyperslab.errors import LayoutError
-from hyperslab.kernels.indices import global_indices
-from hyperslab.kernels.pool import avg_pool as local_avg_pool, max_pool as local_max_pool
+from hyperslab.kernels.pool import (
+    avg_pool as local_avg_pool,
+    global_indices,
+    max_pool as local_max_pool,
+)
 from hyperslab.layout import (
     Box,
     Layout,

@@ -1,6 +1,6 @@
 import torch
 
-from hyperslab.kernels.launch import Launch
+from hyperslab.kernels.fused import Launch
 
 
 class FakeKernel:

@@ -1,4 +1,4 @@
-"""Triton kernels that lay out weights, and gather their gradients (``laid_out`` says how)."""
+"""Triton kernels that lay out weights for ``few_channels``, and gather their gradients."""
 
 from __future__ import annotations
 
