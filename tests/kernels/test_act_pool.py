@@ -78,7 +78,7 @@ def check(y, slope, pool, **tolerance):
 
 @pytest.mark.parametrize(("kind", "last"), [("avg", True), ("max", False)])
 def test_windows_that_overlap_in_three_dims_give_what_plain_functions_do(kind, last):
-    check(draw(1, 9 if last else 1, 3, 4, 5, last=last), 0.01, COSMOFLOW._replace(kind=kind))
+    check(draw(1, 9 if last else 1, 3, 4, 5, last=last), 0.01, COSMOFLOW._replace(mode=kind))
 
 
 @pytest.mark.parametrize(("kind", "last"), [("avg", False), ("max", True)])
@@ -207,7 +207,7 @@ def test_volumes_of_odd_sizes(shape, kind, last, dtype):
     y = torch.randn(shape, device=DEVICE).to(dtype)  # fresh numbers, each time
     y = y.to(memory_format=torch.channels_last_3d) if last else y
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-6}[dtype]
-    check(y, 0.01, COSMOFLOW._replace(kind=kind), rtol=2 * rounding, atol=rounding)
+    check(y, 0.01, COSMOFLOW._replace(mode=kind), rtol=2 * rounding, atol=rounding)
 
 
 @pytest.mark.gpu
@@ -215,7 +215,7 @@ def test_volumes_of_odd_sizes(shape, kind, last, dtype):
 @pytest.mark.parametrize("kind", ["avg", "max"])
 @pytest.mark.parametrize("width", [131, 259, 515])
 def test_volumes_as_wide_as_a_block_and_a_little_more(width, kind):
-    pool = COSMOFLOW._replace(kind=kind)
+    pool = COSMOFLOW._replace(mode=kind)
     check(draw(1, 2, 9, 10, width, dtype=torch.float32), 0.01, pool, rtol=1e-6, atol=1e-6)
 
 

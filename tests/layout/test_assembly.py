@@ -108,11 +108,11 @@ def test_strips_are_made_of_own_and_received_inputs():
             assert set(strip[halo == -1].tolist()) <= {-1, *own.ravel().tolist()}
 
 
-def test_a_box_that_several_strips_read_has_no_lone_reader():
+def test_a_box_that_several_strips_read_has_no_single_reader():
     windows = (Window(3, 1, 1),) * 3
     _, along_depth = plans((3, 1, 1), (9, 4, 4), windows)
     for plan in along_depth:
-        readers = plan.lone_readers
+        readers = plan.single_readers
         assert [piece.source for piece in readers] == list(range(len(plan.exchange.receives)))
     _, both = plans((2, 2, 1), (8, 8, 4), windows)
-    assert all(plan.lone_readers is None for plan in both)
+    assert all(plan.single_readers is None for plan in both)

@@ -20,7 +20,7 @@ from hyperslab.torch_private import is_watched, unwatched
 Result = TypeVar("Result")
 
 LONG = 400
-"""Values with longer words are shown from shortly before the place where they differ."""
+"""Values with a longer ``repr`` are shown from shortly before the place where they differ."""
 
 
 def agree(error: Exception | None, mesh: Mesh) -> None:
@@ -70,12 +70,12 @@ def run_on_all(call: Callable[[], Result], mesh: Mesh) -> Result:
 
 
 def _raise_together(error: Exception | None, rank: int, mesh: Mesh) -> NoReturn:
-    words = [f"{type(error).__name__}: {error}" if error else ""]
+    reason = [f"{type(error).__name__}: {error}" if error else ""]
     with contact(f"hearing why rank {rank} stopped", mesh):
-        dist.broadcast_object_list(words, src=rank, group=mesh.group, device=torch.device("cpu"))
+        dist.broadcast_object_list(reason, src=rank, group=mesh.group, device=torch.device("cpu"))
     if error and rank == mesh.rank:
         raise error
-    raise CommError(f"rank {rank} stopped, and so do all: {words[0]}") from error
+    raise CommError(f"rank {rank} stopped, and so do all: {reason[0]}") from error
 
 
 def agree_on(what: str, value: object, mesh: Mesh) -> None:
@@ -129,14 +129,14 @@ def agree_about(what: str, values: Tensor, mesh: Mesh, advice: str) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ranks ran, on its way to be compared; ``settle`` raises where they ran unlike things."""
+    """Operators of all ranks, being compared; ``wait`` raises where they differ."""
 
     mesh: Mesh
     entries: list[Entry]
     ends: Tensor
     work: dist.Work
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Collective over all ranks."""
         with contact("comparing operators", self.mesh):
             self.work.wait()

@@ -109,7 +109,7 @@ class Journal:
         self._entries: deque[tuple[Callable[..., Any], list[object]]] = deque(maxlen=LENGTH)
         self.count = 0
         self.has_readers = False
-        """Whether there ever was another rank. Who is alone has nothing to compare."""
+        """Whether there ever was another rank; a single rank has nothing to compare."""
 
     def note(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """``add``, if there is anyone to compare it with."""

@@ -204,8 +204,8 @@ def _check_below(
 ) -> None:
     number, bound = _numbers(environ, (name, limit))
     if number >= bound + or_equal:
-        words = "at most" if or_equal else "below"
-        raise ConfigError(f"{_show(environ, (name, limit))}: {name} must be {words} {limit}")
+        bound_text = "at most" if or_equal else "below"
+        raise ConfigError(f"{_show(environ, (name, limit))}: {name} must be {bound_text} {limit}")
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...]) -> list[int]:

@@ -54,7 +54,7 @@ class Mesh:
     rank: int
     device: torch.device
     backend: str | None
-    """What carries messages: None alone, else ``gloo`` or ``cpu:gloo,cuda:nccl``."""
+    """What carries messages: None with one rank, else ``gloo`` or ``cpu:gloo,cuda:nccl``."""
     timeout: timedelta
     batch_stats: str = "global"
     """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""

@@ -40,7 +40,7 @@ class SideChannel:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """For calls of torch's own; None alone."""
+        """For calls of torch's own; None with one rank."""
         return self._group
 
     def tell_all(self, value: T) -> list[T]:
@@ -52,7 +52,7 @@ class SideChannel:
             dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def settle(self, faults: Mapping[int, str]) -> dict[int, str]:
+    def merge_faults(self, faults: Mapping[int, str]) -> dict[int, str]:
         """The faults that any rank has; of several for a key, that of the lowest rank.
 
         One number travels where there are none.
@@ -75,12 +75,12 @@ class SideChannel:
         with contact(self._doing, self.mesh):
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-        def settle() -> int:
+        def wait() -> int:
             with contact(self._doing, self.mesh):
                 work.wait()
             return int(largest)
 
-        return settle
+        return wait
 
     def swap(
         self,

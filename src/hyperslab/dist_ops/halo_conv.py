@@ -109,8 +109,8 @@ def _strip_grads(
 
 def _halo_grads(plan: HaloPlan, strip_grads: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the received boxes."""
-    if plan.lone_readers is not None:
-        return [strip_grads[strip][to] for _, _, strip, to in plan.lone_readers]
+    if plan.single_readers is not None:
+        return [strip_grads[strip][to] for _, _, strip, to in plan.single_readers]
     return faces.received_grads(strip_grads, plan.strip_halos)
 
 

@@ -46,7 +46,7 @@ class PoolPlan:
     @property
     def is_sum(self) -> bool:
         """Whether the interior call's gradient is right for all own numbers, as in a sum."""
-        return self.interior.kind == "avg"
+        return self.interior.mode == "avg"
 
 
 def plan_pool(
@@ -188,8 +188,8 @@ def _unactivated(
 
 def _halo_grads(halo: HaloPlan, grad: Tensor, window_grads: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the received boxes."""
-    if halo.lone_readers is not None:
-        return [window_grads[strip][to] for _, _, strip, to in halo.lone_readers]
+    if halo.single_readers is not None:
+        return [window_grads[strip][to] for _, _, strip, to in halo.single_readers]
     shapes = [message.box.shape for message in halo.exchange.receives]
     grads = faces.zeros_for(shapes, grad.dtype, grad.device)
     for number, of, strip, to in halo.strip_halos.pieces:

@@ -85,14 +85,14 @@ def _refused(dtype: torch.dtype, shape: torch.Size, slope: float, pool: Pool) ->
         return f"a tensor of {dtype}"
     if len(shape) not in (4, 5) or any(len(sizes) != len(shape) - 2 for sizes in pool[1:4]):
         return f"{pool} over a tensor of shape {tuple(shape)}"
-    if pool.kind not in ("avg", "max") or not all(map(_fits, *pool[1:4])):
+    if pool.mode not in ("avg", "max") or not all(map(_fits, *pool[1:4])):
         return f"{pool}: kernels go to 3, strides to one more, padding to half the kernel"
     if min(shape) == 0 or min(pool.output_shape(shape)) < 1:
         return f"{pool} over a tensor of shape {tuple(shape)} has no output"
     if shape[-1] * shape[1] >= _MAX_ROW:
         return f"rows of {shape[-1]} x {shape[1]} numbers"
-    if not math.isfinite(slope) or (pool.kind == "max" and slope < 0):
-        return f"a slope of {slope} before a pool of kind {pool.kind!r}"
+    if not math.isfinite(slope) or (pool.mode == "max" and slope < 0):
+        return f"a slope of {slope} before a pool of mode {pool.mode!r}"
     return None
 
 
@@ -119,7 +119,7 @@ class Call(NamedTuple):
         out = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=last)
         rows = rows_of(self.shape, last, pool)
         kept = _empty_kept(rows, out, self.slope, pool) if keeps else None
-        tuning = TUNING[pool.kind, "forward"]
+        tuning = TUNING[pool.mode, "forward"]
         _launch("forward", rows, tuning, self.slope, pool, y.dtype, y.device)(y, out, kept)
         return out, kept
 
@@ -130,7 +130,7 @@ class Call(NamedTuple):
         grad = grad.contiguous(memory_format=last)
         out = torch.empty(self.shape, dtype=grad.dtype, device=grad.device, memory_format=last)
         rows = rows_of(self.shape, last, pool)
-        key = rows, TUNING[pool.kind, "backward"], self.slope, pool, grad.dtype, grad.device
+        key = rows, TUNING[pool.mode, "backward"], self.slope, pool, grad.dtype, grad.device
         _launch("backward", *key)(grad, kept, out)
         return out
 
@@ -153,7 +153,7 @@ class _ActPool(Function):
 
 def _empty_kept(rows: Rows, out: Tensor, slope: float, pool: Pool) -> Tensor | None:
     """Room for the signs of y, or for the places of maxima."""
-    if pool.kind == "max":
+    if pool.mode == "max":
         return torch.empty(out.numel(), dtype=torch.uint8, device=out.device)
     if slope == 1:
         return None
@@ -177,7 +177,7 @@ def _launch(
         "channels": rows.channels, "slope": slope, "kernel": rows.kernel,
         "stride": rows.stride, "padding": rows.padding, **cut.block,
     }  # fmt: skip
-    if pool.kind == "avg":
+    if pool.mode == "avg":
         kernel = getattr(average, f"average_{way}")
         constants |= {"bits": rows.bits, "counts_padding": pool.count_include_pad}
     else:

@@ -40,9 +40,9 @@ BYTE = 8
 
 
 class Pool(NamedTuple):
-    """An average or maximum pool over two or three dims, in torch's words."""
+    """An average or maximum pool over two or three dims, with torch's arguments."""
 
-    kind: Literal["avg", "max"]
+    mode: Literal["avg", "max"]
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...]

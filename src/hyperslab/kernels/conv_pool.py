@@ -84,7 +84,7 @@ def is_supported(
         and all(map(_fits, pool.kernel, pool.stride, pool.padding))
         and pool.stride[-1] == 2
         and _has_outputs(x, weight, padding, pool)
-        and _has_room(weight, FORWARD[pool.kind])
+        and _has_room(weight, FORWARD[pool.mode])
     )
 
 
@@ -197,7 +197,7 @@ class _Sizes(NamedTuple):
         shape = Shape.of(weight.shape, 16)
         tiles = shape.layout[0]
         constants = {
-            "MAXIMUM": pool.kind == "max", "KERNEL": kernel, "STRIDE": stride,
+            "MAXIMUM": pool.mode == "max", "KERNEL": kernel, "STRIDE": stride,
             "COUNTS": pool.count_include_pad, "SLOPE": slope, "PRECISION": "tf32",
         }  # fmt: skip
         words = tiles * (shape.block_f // WORD)

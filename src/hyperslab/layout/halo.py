@@ -87,8 +87,8 @@ class HaloPlan:
         return Assembly(shapes, tuple(pieces), received)
 
     @cached_property
-    def lone_readers(self) -> tuple[Piece, ...] | None:
-        """For each received box the piece of a strip that it is, if it is all of one alone."""
+    def single_readers(self) -> tuple[Piece, ...] | None:
+        """For each received box its one reader, if every box is read whole by a single strip."""
         shapes = self.strip_halos.received
         pieces = sorted(self.strip_halos.pieces, key=lambda piece: piece.source)
         wholes = [

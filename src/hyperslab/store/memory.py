@@ -101,7 +101,7 @@ class MemoryStore:
             shelf = OwnShelf(num_owned, nbytes, num_local, memory_budget, spill_dir)
         except ConfigError as error:
             faults[rank] = str(error)
-        if faults := self._peers.settle(faults):
+        if faults := self._peers.merge_faults(faults):
             raise ConfigError(faults[min(faults)])
         return shelf
 

@@ -26,7 +26,7 @@ class Peers(Protocol):
     def tell_all(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
 
-    def settle(self, faults: Faults) -> dict[int, str]:
+    def merge_faults(self, faults: Faults) -> dict[int, str]:
         """The faults that any rank has; of several for a sample, that of the lowest rank."""
 
     def swap(
@@ -47,7 +47,7 @@ def settle_failure(
 
     ``cause`` is the error itself, on the rank that has it. Collective over all ranks.
     """
-    settled = peers.settle({**faults, FAILURE: failure} if failure else faults)
+    settled = peers.merge_faults({**faults, FAILURE: failure} if failure else faults)
     if words := settled.pop(FAILURE, None):
         raise cause or CommError(f"a batch could not be read: {words}")
     return settled
@@ -69,7 +69,7 @@ class Alone:
         assert self.grid.num_ranks == 1
         return [value]
 
-    def settle(self, faults: Faults) -> dict[int, str]:
+    def merge_faults(self, faults: Faults) -> dict[int, str]:
         return dict(faults)
 
     def swap(

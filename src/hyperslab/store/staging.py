@@ -47,7 +47,7 @@ def staged(
         )
     except HyperslabError as error:
         faults[placement.rank] = str(error)
-    _raise_first(peers.settle(faults))
+    _raise_first(peers.merge_faults(faults))
     _tell(report, placement.rank)
     found = dataset
     try:
@@ -56,7 +56,7 @@ def staged(
         )
     except HyperslabError as error:
         faults[placement.rank] = str(error)
-    _raise_first(peers.settle(faults))
+    _raise_first(peers.merge_faults(faults))
     return found
 
 

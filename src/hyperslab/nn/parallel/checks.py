@@ -78,7 +78,7 @@ class BackwardHooks:
 class Comparisons:
     """The comparisons of a module's forward passes.
 
-    They travel while the backward pass runs and are settled at its end, or by the next forward
+    They travel while the backward pass runs and are waited for at its end, or by the next forward
     pass; at once where there will be no backward pass.
     """
 
@@ -108,15 +108,15 @@ class Comparisons:
             return
         entries = journal.since(self._begun if self._compared is None else self._compared)
         self._compared = journal.count
-        self.settle()
+        self.wait()
         self._pending.append(post_comparison(entries, self.mesh))
         if not torch.is_grad_enabled():
-            self.settle()
+            self.wait()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Raises if ranks ran different operators. Collective over all ranks."""
         while self._pending:
-            self._pending.pop().settle()
+            self._pending.pop().wait()
 
 
 def add_module_path(error: Exception, module: nn.Module) -> None:

@@ -119,7 +119,7 @@ class Replica:
         Averaging.of_this_pass(self._mesh).join(self, self._before_end)
 
     def _before_end(self, averaging: Averaging) -> None:
-        self._comparisons.settle()
+        self._comparisons.wait()
         for place, weight in self._owed.values():
             averaging.at_end(weight, place)
         self._owed.clear()
