@@ -16,6 +16,9 @@ from mutation.mutant import Mutant
 
 NOT_COPIED = (".*", "build", "dist", "results", "*.egg-info", "runs")
 QUICK = "not gpu and not slow"
+SLOW = "not gpu"
+NO_TESTS = 5
+"""How pytest ends where all tests are left out."""
 TIMEOUT_SECONDS = 180
 """Far above what the tests of an area take; those that wait for another rank give up after 60."""
 
@@ -55,8 +58,20 @@ class Copy:
             raise SystemExit(f"the tests would run on {found}, not on the copy in {self.root}")
 
     def run_tests(self, paths: Sequence[str], timeout_seconds: float) -> Tests:
-        """Runs those of the tests ``paths`` that ``make test`` runs, up to the first that fails."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", QUICK, "--tb=line"]
+        """Runs those of the tests ``paths`` that ``make test`` runs, up to the first that fails.
+
+        Where all of them are slow, these.
+        """
+        code, output = self._run_pytest(paths, QUICK, timeout_seconds)
+        if code == NO_TESTS:
+            code, output = self._run_pytest(paths, SLOW, timeout_seconds)
+        return _ended(code, output, timeout_seconds)
+
+    def _run_pytest(
+        self, paths: Sequence[str], marked: str, timeout_seconds: float
+    ) -> tuple[int | None, str]:
+        """Its exit status, None if it hung, and what it printed."""
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marked, "--tb=line"]
         same_each_time = ["-p", "no:cacheprovider", "--hypothesis-seed=0"]
         with tempfile.TemporaryFile("w+") as output:  # a pipe would wait for all who inherit it
             process = subprocess.Popen(
@@ -76,7 +91,7 @@ class Copy:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             output.seek(0)
-            return _ended(code, output.read(), timeout_seconds)
+            return code, output.read()
 
     @property
     def _env(self) -> dict[str, str]:
@@ -84,6 +99,8 @@ class Copy:
 
 
 def _ended(code: int | None, output: str, timeout_seconds: float) -> Tests:
+    if code == NO_TESTS:
+        raise SystemExit(f"none of the tests is there: {output}")
     if code is None:
         return Tests(False, f"nothing: it hung for {timeout_seconds:g} s", output)
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]

@@ -76,3 +76,26 @@ def test_a_mutant_that_hangs_is_killed_and_said_to_hang(project):
     mutant = Mutant("sums.py", "    return sum(values) + 0\n", hanging, "test_sums.py", "endless")
     verdict = judge(mutant, project, timeout_seconds=1)
     assert (verdict.killed, verdict.by) == (True, "nothing: it hung for 1 s")
+
+
+def test_a_mutant_whose_tests_are_all_slow_is_judged_by_these(project):
+    from mutation.mutant import Mutant
+    from mutation.trial import judge
+
+    file = project / "tests" / "test_sums.py"
+    file.write_text(f"import pytest\n\npytestmark = pytest.mark.slow\n{file.read_text()}")
+    (project / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    seen, unseen = (
+        judge(Mutant("sums.py", "+ 0", new, "test_sums.py", "wrong"), project)
+        for new in ("+ len(values)", "- 0")
+    )
+    assert (seen.killed, unseen.killed) == (True, False)
+
+
+def test_a_mutant_without_tests_is_an_error(project):
+    from mutation.mutant import Mutant
+    from mutation.trial import judge
+
+    (project / "tests" / "test_sums.py").write_text("")
+    with pytest.raises(SystemExit, match="none of the tests is there"):
+        judge(Mutant("sums.py", "+ 0", "- 0", "test_sums.py", "nothing"), project)
