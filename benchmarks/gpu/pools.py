@@ -38,7 +38,7 @@ def _errors(y: Tensor, pool: Pool) -> str:
 
 
 def _torch_pool(y: Tensor, slope: float, pool: Pool) -> Tensor:
-    function = F.avg_pool3d if pool.kind == "avg" else F.max_pool3d
+    function = F.avg_pool3d if pool.mode == "avg" else F.max_pool3d
     return function(F.leaky_relu(y, slope), pool.kernel, pool.stride, pool.padding)
 
 
@@ -51,7 +51,7 @@ def _pool_rows(
     note: str = "",
 ) -> Iterator[Row]:
     last = "contiguous" if y.is_contiguous() else "channels_last"
-    what = f"leaky + {pool.kind} pool, {'x'.join(map(str, y.shape[1:]))} {last}, {name}"
+    what = f"leaky + {pool.mode} pool, {'x'.join(map(str, y.shape[1:]))} {last}, {name}"
     pooled = math.prod(pool.output_shape(y.shape)) * y.itemsize
 
     def forward() -> object:
@@ -70,7 +70,7 @@ def tuning_rows(bench: Bench) -> Iterator[Row]:
     for pool in (AVERAGE, MAXIMUM):
         yield from _pool_rows(bench, y, pool, "as it is", activate_and_pool)
         for name, factor in product(Tuning._fields[: 1 if bench.small else None], (0.5, 2)):
-            with _tuned(pool.kind, name, factor):
+            with _tuned(pool.mode, name, factor):
                 yield from _pool_rows(bench, y, pool, f"{factor:g} x {name}", activate_and_pool)
 
 

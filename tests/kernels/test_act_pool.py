@@ -50,9 +50,9 @@ def draw(*shape, dtype=torch.float64, last=False):
 def by_torch(y, slope, pool):
     activation = F.relu(y) if slope == 0 else F.leaky_relu(y, slope)
     ends = [n for end in reversed(pool.extra) for n in (0, end)]
-    activation = F.pad(activation, ends, value=-torch.inf if pool.kind == "max" else 0.0)
-    function = getattr(F, f"{pool.kind}_pool{y.ndim - 2}d")
-    counts = {"count_include_pad": pool.count_include_pad} if pool.kind == "avg" else {}
+    activation = F.pad(activation, ends, value=-torch.inf if pool.mode == "max" else 0.0)
+    function = getattr(F, f"{pool.mode}_pool{y.ndim - 2}d")
+    counts = {"count_include_pad": pool.count_include_pad} if pool.mode == "avg" else {}
     return function(activation, pool.kernel, pool.stride, pool.padding, **counts)
 
 
@@ -76,14 +76,14 @@ def check(y, slope, pool, **tolerance):
         torch.testing.assert_close(mine.double(), theirs, **tolerance)
 
 
-@pytest.mark.parametrize(("kind", "last"), [("avg", True), ("max", False)])
-def test_windows_that_overlap_in_three_dims_give_what_plain_functions_do(kind, last):
-    check(draw(1, 9 if last else 1, 3, 4, 5, last=last), 0.01, COSMOFLOW._replace(mode=kind))
+@pytest.mark.parametrize(("mode", "last"), [("avg", True), ("max", False)])
+def test_windows_that_overlap_in_three_dims_give_what_plain_functions_do(mode, last):
+    check(draw(1, 9 if last else 1, 3, 4, 5, last=last), 0.01, COSMOFLOW._replace(mode=mode))
 
 
-@pytest.mark.parametrize(("kind", "last"), [("avg", False), ("max", True)])
-def test_windows_may_differ_from_dim_to_dim(kind, last):
-    pool = Pool(kind, (2, 1, 3), (1, 2, 2), (1, 0, 1), count_include_pad=False)
+@pytest.mark.parametrize(("mode", "last"), [("avg", False), ("max", True)])
+def test_windows_may_differ_from_dim_to_dim(mode, last):
+    pool = Pool(mode, (2, 1, 3), (1, 2, 2), (1, 0, 1), count_include_pad=False)
     check(draw(1, 2 if last else 1, 2, 3, 5, last=last), 0.0, pool)
 
 
@@ -101,9 +101,9 @@ def cases(draw_from):
     return shape, pool, draw_from(st.sampled_from([0.0, 0.2, 1.0, 3.0])), draw_from(st.booleans())
 
 
-@pytest.mark.parametrize(("kind", "last"), [("avg", True), ("max", False)])
-def test_windows_may_reach_beyond_the_padding_at_the_end(kind, last):
-    pool = Pool(kind, (3, 2), (2, 2), (0, 1), extra=(2, 1))
+@pytest.mark.parametrize(("mode", "last"), [("avg", True), ("max", False)])
+def test_windows_may_reach_beyond_the_padding_at_the_end(mode, last):
+    pool = Pool(mode, (3, 2), (2, 2), (0, 1), extra=(2, 1))
     check(draw(1, 9 if last else 1, 4, 4, last=last), 0.1, pool)
 
 
@@ -114,10 +114,10 @@ def test_any_window_over_any_image_gives_what_plain_functions_do(case):
     check(draw(*shape, last=last), slope, pool)
 
 
-@pytest.mark.parametrize(("kind", "last"), [("avg", True), ("avg", False), ("max", True)])
-def test_the_work_may_be_cut_anywhere(monkeypatch, kind, last):
+@pytest.mark.parametrize(("mode", "last"), [("avg", True), ("avg", False), ("max", True)])
+def test_the_work_may_be_cut_anywhere(monkeypatch, mode, last):
     tuned(monkeypatch, row_bytes=512, planes=1)
-    check(draw(1, 9 if last else 1, 5, 9, last=last), 0.1, Pool(kind, (3, 3), (2, 2), (0, 0)))
+    check(draw(1, 9 if last else 1, 5, 9, last=last), 0.1, Pool(mode, (3, 3), (2, 2), (0, 0)))
 
 
 def test_a_slope_before_an_average_may_be_negative():
@@ -174,7 +174,7 @@ def test_a_second_derivative_is_refused():
         ({"kernel": (2, 2, 2)}, r"over a tensor of shape \(1, 2, 4, 6\)"),
         ({"kernel": (3, 3), "y": (1, 2, 2, 2)}, "has no output"),
         ({"y": (1, 2, 0, 2)}, "has no output"),
-        ({"slope": -1.0}, "a slope of -1.0 before a pool of kind 'max'"),
+        ({"slope": -1.0}, "a slope of -1.0 before a pool of mode 'max'"),
         ({"slope": float("inf")}, "a slope of inf"),
         ({"dtype": torch.int32}, "a tensor of torch.int32"),
     ],
@@ -201,39 +201,39 @@ def test_only_tensors_on_a_gpu_are_supported():
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("shape", [(1, 16, 129, 66, 131), (3, 20, 35, 63, 64), (2, 256, 9, 7, 5)])
-def test_volumes_of_odd_sizes(shape, kind, last, dtype):
+def test_volumes_of_odd_sizes(shape, mode, last, dtype):
     y = torch.randn(shape, device=DEVICE).to(dtype)  # fresh numbers, each time
     y = y.to(memory_format=torch.channels_last_3d) if last else y
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-6}[dtype]
-    check(y, 0.01, COSMOFLOW._replace(mode=kind), rtol=2 * rounding, atol=rounding)
+    check(y, 0.01, COSMOFLOW._replace(mode=mode), rtol=2 * rounding, atol=rounding)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("width", [131, 259, 515])
-def test_volumes_as_wide_as_a_block_and_a_little_more(width, kind):
-    pool = COSMOFLOW._replace(mode=kind)
+def test_volumes_as_wide_as_a_block_and_a_little_more(width, mode):
+    pool = COSMOFLOW._replace(mode=mode)
     check(draw(1, 2, 9, 10, width, dtype=torch.float32), 0.01, pool, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 1, 1), (3, 3, 0)])
-def test_images_as_wide_as_a_block_and_a_little_more(kernel, stride, padding, kind):
-    pool = Pool(kind, (kernel,) * 2, (stride,) * 2, (padding,) * 2)
+def test_images_as_wide_as_a_block_and_a_little_more(kernel, stride, padding, mode):
+    pool = Pool(mode, (kernel,) * 2, (stride,) * 2, (padding,) * 2)
     for width in (129, 130, 132, 255, 259):
         check(draw(1, 2, 10, width, dtype=torch.float32), 0.01, pool, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-@pytest.mark.parametrize("kind", ["avg", "max"])
-def test_images_of_few_channels_side_by_side(kind):
-    pool = Pool(kind, (3, 3), (2, 2), (1, 1))
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_images_of_few_channels_side_by_side(mode):
+    pool = Pool(mode, (3, 3), (2, 2), (1, 1))
     for width in (65, 66, 127, 129, 131):
         y = draw(1, 3, 10, width, dtype=torch.float32, last=True)
         check(y, 0.01, pool, rtol=1e-6, atol=1e-6)

@@ -74,7 +74,7 @@ CASES = {
 
 
 def plain(x, weight, bias, case):
-    kind, num_dims = case.pool.kind, x.ndim - 2
+    kind, num_dims = case.pool.mode, x.ndim - 2
     y = getattr(F, f"conv{num_dims}d")(x, weight, bias, padding=case.padding)
     more = {"count_include_pad": case.pool.count_include_pad} if kind == "avg" else {}
     run = getattr(F, f"{kind}_pool{num_dims}d")

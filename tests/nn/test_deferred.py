@@ -32,18 +32,18 @@ def fusing():
     calls = []
 
     def conv_and_pool(x, weight, bias, padding, slope, pool):
-        calls.append((f"conv and {pool.kind}", slope))
+        calls.append((f"conv and {pool.mode}", slope))
         return pooled(plain_conv(x, weight, bias, padding), slope, pool)
 
     def activate_and_pool(y, slope, pool):
-        calls.append((pool.kind, slope))
+        calls.append((pool.mode, slope))
         return pooled(y, slope, pool)
 
     class Call(act_pool.Call):
         """Keeps y itself for the backward pass."""
 
         def run(self, y, *, keeps):
-            calls.append((f"halo {self.pool.kind}", self.slope))
+            calls.append((f"halo {self.pool.mode}", self.slope))
             return pooled(y, self.slope, self.pool), y.clone()
 
         def run_backward(self, grad, kept):
@@ -54,8 +54,8 @@ def fusing():
     def pooled(y, slope, pool):
         sizes = pool.kernel, pool.stride, pool.padding
         ends = [n for end in reversed(pool.extra) for n in (0, end)]
-        y = F.pad(activate(y, slope), ends, value=-torch.inf if pool.kind == "max" else 0.0)
-        if pool.kind == "max":
+        y = F.pad(activate(y, slope), ends, value=-torch.inf if pool.mode == "max" else 0.0)
+        if pool.mode == "max":
             return getattr(F, f"max_pool{y.ndim - 2}d")(y, *sizes)
         run = getattr(F, f"avg_pool{y.ndim - 2}d")
         return run(y, *sizes, count_include_pad=pool.count_include_pad)

@@ -393,7 +393,7 @@ def test_tiles_take_the_kernels_that_a_single_rank_takes():
     calls = []
 
     def pool(y, slope, pool):
-        calls.append((pool.kind, slope, tuple(y.shape[2:])))
+        calls.append((pool.mode, slope, tuple(y.shape[2:])))
         return F.avg_pool3d(F.leaky_relu(y, slope), pool.kernel, pool.stride, pool.padding)
 
     block = functools.partial(ConvBlock, num_pools=1, batch_norm=False)
