@@ -66,7 +66,8 @@ class User(NamedTuple):
         """By ``torch.compile``; one process, with which it is compared, does as it always does."""
         if not self.is_parallel:
             return self.model(x)
-        return torch.compile(self.model, backend="aot_eager")(x)
+        compiled: Any = torch.compile(self.model, backend="aot_eager")
+        return compiled(x)
 
     @property
     def is_parallel(self) -> bool:
