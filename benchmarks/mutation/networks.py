@@ -124,7 +124,7 @@ MUTANTS = [
         "feature dropout drops whole samples",
     ),
     Mutant(
-        "nn/ops/windows/pool.py",
+        "layout/window_arguments.py",
         "if (num - 1) * stride >= extent + pad:",
         "if (num - 1) * stride > extent + pad:",
         "nn/ops/windows/test_pool.py",
@@ -139,8 +139,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/ops/windows/pool.py",
-        "inside=not count_include_pad)",
-        "inside=False)",
+        'inside = not options["count_include_pad"]',
+        "inside = False",
         "nn/ops/windows/test_pool.py",
         "count_include_pad is lost where the input is split",
     ),
@@ -152,7 +152,7 @@ MUTANTS = [
         "max pools are padded with 0",
     ),
     Mutant(
-        "nn/ops/windows/conv.py",
+        "layout/window_arguments.py",
         "Window(k, 1, total // 2, d, extra=total % 2)",
         "Window(k, 1, total // 2, d)",
         "nn/ops/windows/test_conv.py",

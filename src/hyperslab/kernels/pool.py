@@ -12,9 +12,7 @@ from torch import Tensor
 
 from hyperslab.kernels import tiles
 from hyperslab.kernels.tiles import Each, Sliding, Tile, Work, outermost_first, run_by_tiles
-from hyperslab.layout import Window
-
-Numbers = int | Sequence[int]
+from hyperslab.layout import Numbers, Window, pool_numbers
 
 _MAX_POOLS: list[Callable[..., Any]] = [F.max_pool1d, F.max_pool2d, F.max_pool3d]
 _AVG_POOLS: list[Callable[..., Any]] = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d]
@@ -93,8 +91,7 @@ def _axes_if_large(
     numel, num_dims = x.numel(), x.ndim - 2
     if numel <= tiles.MAX_NUMEL >> num_dims:  # an output extent is twice that of the input at most
         return None
-    numbers = [kernel, kernel if _is_none(stride) else stride, padding, dilation]
-    windows = map(Window, *(_per_dim(value, num_dims) for value in numbers))
+    windows = map(Window, *pool_numbers(num_dims, kernel, stride, padding, dilation))
     spatial = [_sliding(w, n, ceil=ceil) for w, n in zip(windows, x.shape[2:], strict=True)]
     outputs = math.prod(x.shape[:2]) * math.prod(axis.extent for axis in spatial)
     return spatial if max(numel, outputs) > tiles.MAX_NUMEL else None
@@ -108,15 +105,6 @@ def _sliding(window: Window, num_inputs: int, *, ceil: bool) -> Sliding:
     window = Window(k, s, p, d, extra=s - 1)
     num = window.output_extent(num_inputs)
     return Sliding(window, num_inputs, num - ((num - 1) * s >= num_inputs + p))
-
-
-def _is_none(stride: Numbers | None) -> bool:
-    return stride is None or (not hasattr(stride, "__index__") and not tuple(stride))
-
-
-def _per_dim(value: Any, num_dims: int) -> tuple[int, ...]:
-    values = (value,) if hasattr(value, "__index__") else tuple(value)
-    return values * num_dims if len(values) == 1 else values
 
 
 def global_indices(

@@ -72,6 +72,7 @@ from hyperslab.layout.window_arguments import (
     conv_windows as conv_windows,
     integers as integers,
     per_dim as per_dim,
+    pool_numbers as pool_numbers,
     pool_windows as pool_windows,
     transposed_windows as transposed_windows,
 )

@@ -29,6 +29,20 @@ def per_dim(value: Numbers, num_dims: int) -> tuple[int, ...]:
     return values * num_dims if len(values) == 1 else values
 
 
+def pool_numbers(
+    num_dims: int, kernel: Numbers, stride: Numbers | None, padding: Numbers, dilation: Numbers = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation of a pool, each with one number a dim."""
+    kernels = per_dim(kernel, num_dims)
+    strides = () if stride is None else integers(stride)
+    return (
+        kernels,
+        per_dim(strides, num_dims) if strides else kernels,
+        per_dim(padding, num_dims),
+        per_dim(dilation, num_dims),
+    )
+
+
 def check_steps(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
 ) -> None:

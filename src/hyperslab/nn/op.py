@@ -107,10 +107,10 @@ class Call:
     def input(self) -> Any:
         return self.operands[0]
 
-    def on(self, *operands: Any, windows: tuple[AnyWindow, ...] = (), **options: Any) -> Call:
-        """The same call of other operands, with other windows, and with some other options."""
+    def on(self, *operands: Any, **options: Any) -> Call:
+        """The same call of other operands, and with some other options."""
         changed = {**self.options, **options} if options else self.options
-        return Call(self.op, operands, changed, windows or self.windows, self.dims)
+        return Call(self.op, operands, changed, self.windows, self.dims)
 
     def run(self) -> Any:
         """What torch's own function makes of the operands."""

@@ -16,6 +16,7 @@ from hyperslab.kernels import fused
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.depth_first.survey import ReadOnly, Weights
+from hyperslab.nn.op import OPS
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Casts, untouched
 from hyperslab.torch_private import (
@@ -175,8 +176,8 @@ class Scale(TorchFunctionMode):
     ) -> bool:
         if not self._fuses or function not in POOLS or not isinstance(args[0], Tensor):
             return False
-        kernel = args[1] if len(args) > 1 else kwargs.get("kernel_size", MOST_FUSED + 1)
-        fits = max([kernel] if isinstance(kernel, int) else kernel) <= MOST_FUSED
+        windows = OPS[function].parse(args, kwargs).windows
+        fits = max(window.kernel for window in windows) <= MOST_FUSED
         return fits and args[0].ndim > 3 and args[0].numel() >= fused.MIN_NUMEL
 
     def _fuse(self, pool: Call, read: Tensor, made: Tensor) -> None:

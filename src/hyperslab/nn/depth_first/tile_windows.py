@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.memory_format import memory_format_of
@@ -25,23 +25,35 @@ from hyperslab.layout import (
     plan_transposed_call,
 )
 from hyperslab.nn.depth_first.tile_slab import TileSlab, alone, not_by_tiles, tile_rule
-from hyperslab.nn.ops.windows.conv import conv_windows
-from hyperslab.nn.ops.windows.pool import _make_windows
-from hyperslab.nn.ops.windows.spatial import check_steps, per_dim
+from hyperslab.nn.op import OPS, Call, Function
 from hyperslab.nn.slab import Slab
 
-Numbers = int | Sequence[int]
-Pads = list[int]
 Ends = tuple[int, int]
 """Before the start of a dim and after its end."""
 
 
-def _checked(function: Callable[..., Any], x: Any, num_dims: int) -> TileSlab:
+TileRule = Callable[[Call, TileSlab], TileSlab]
+
+
+def _windowed(*functions: Function) -> Callable[[TileRule], TileRule]:
+    """Makes the decorated rule what computes Calls of ``functions`` on tiles."""
+
+    def keep(rule: TileRule) -> TileRule:
+        for function in functions:
+            tile_rule(function)(partial(_run, function, rule))
+        return rule
+
+    return keep
+
+
+def _run(function: Function, rule: TileRule, *args: Any, **kwargs: Any) -> TileSlab:
+    call = OPS[function].parse(args, kwargs)
+    x, num_dims = call.input, len(call.windows)
     if not isinstance(x, TileSlab):
         raise not_by_tiles(function, "it is given a tile that is not its input")
     if x.ndim != num_dims + 2:
         raise not_by_tiles(function, f"it has {x.ndim} dims, and a batch has {num_dims + 2}")
-    return x
+    return rule(call, x)
 
 
 def _through(
@@ -91,34 +103,20 @@ def _plan_calls(x: TileSlab, windows: Sequence[Window]) -> list[PieceCall]:
     return list(map(plan_piece_call, windows, wanted, extents))
 
 
-def _make_conv(num_dims: int) -> None:
-    function = getattr(F, f"conv{num_dims}d")
+@_windowed(F.conv1d, F.conv2d, F.conv3d)
+def _conv(call: Call, x: TileSlab) -> TileSlab:
+    windows = cast(tuple[Window, ...], call.windows)
+    planned = map(_exact_call, windows, _plan_calls(x, windows), x.whole.shape[2:])
+    calls, ends = zip(*planned, strict=True)
+    around = [before if before == after else 0 for before, after in ends]
+    uneven = [(0, 0) if before == after else (before, after) for before, after in ends]
+    zeros = [n for pair in reversed(uneven) for n in pair]
 
-    @tile_rule(function)
-    def conv(
-        input: TileSlab,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Numbers = 1,
-        padding: str | Numbers = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-    ) -> TileSlab:
-        x = _checked(function, input, num_dims)
-        steps, dilations = per_dim(stride, num_dims), per_dim(dilation, num_dims)
-        pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
-        windows = conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
-        planned = map(_exact_call, windows, _plan_calls(x, windows), x.whole.shape[2:])
-        calls, ends = zip(*planned, strict=True)
-        around = [before if before == after else 0 for before, after in ends]
-        uneven = [(0, 0) if before == after else (before, after) for before, after in ends]
-        zeros = [n for pair in reversed(uneven) for n in pair]
+    def run(piece: Any) -> Any:
+        piece = F.pad(piece, zeros) if any(zeros) else piece
+        return call.on(piece, *call.operands[1:], padding=around).run()
 
-        def run(piece: Any) -> Any:
-            piece = F.pad(piece, zeros) if any(zeros) else piece
-            return function(piece, weight, bias, steps, around, dilations, groups)
-
-        return _through(function, x, windows, calls, run)
+    return _through(call.op.function, x, windows, calls, run)
 
 
 def _exact_call(window: Window, call: PieceCall, extent: int) -> tuple[PieceCall, Ends]:
@@ -141,124 +139,36 @@ def _exact_call(window: Window, call: PieceCall, extent: int) -> tuple[PieceCall
     return PieceCall(inside, call.outputs, 0, at_end=True), (before, after)
 
 
-def _make_conv_transpose(num_dims: int) -> None:
-    function = getattr(F, f"conv_transpose{num_dims}d")
+@_windowed(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def _conv_transpose(call: Call, x: TileSlab) -> TileSlab:
+    windows = cast(tuple[TransposedWindow, ...], call.windows)
+    calls = list(map(plan_transposed_call, windows, x.held.spans[2:], x.whole.shape[2:]))
+    more = [w.output_padding if c.at_end else 0 for w, c in zip(windows, calls, strict=True)]
 
-    @tile_rule(function)
-    def conv_transpose(
-        input: TileSlab,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Numbers = 1,
-        padding: Numbers = 0,
-        output_padding: Numbers = 0,
-        groups: int = 1,
-        dilation: Numbers = 1,
-    ) -> TileSlab:
-        x = _checked(function, input, num_dims)
-        numbers = [per_dim(v, num_dims) for v in (stride, padding, dilation, output_padding)]
-        steps, pads, dilations, more = numbers
-        check_steps(steps, (*pads, *more), dilations)
-        windows = tuple(map(TransposedWindow, weight.shape[2:], *numbers))
-        extents = x.whole.shape[2:]
-        calls = list(map(plan_transposed_call, windows, x.held.spans[2:], extents))
-        after = [n if call.at_end else 0 for n, call in zip(more, calls, strict=True)]
+    def run(piece: Any) -> Any:
+        return call.on(piece, *call.operands[1:], padding=0, output_padding=more).run()
 
-        def run(piece: Any) -> Any:
-            return function(piece, weight, bias, steps, 0, after, groups, dilations)
-
-        return _through(function, x, windows, calls, run)
+    return _through(call.op.function, x, windows, calls, run)
 
 
-def _run_pool(
-    function: Callable[..., Any],
-    x: TileSlab,
-    numbers: tuple[Numbers, Numbers | None, Numbers, Numbers],
-    ceil: bool,
-    run: Callable[[Any, Pads], Any],
-) -> TileSlab:
-    """A pool of a kernel, stride, padding and dilation, the ``numbers``."""
-    kernel, stride, padding, dilation = numbers
-    num_dims = x.ndim - 2
-    steps = kernel if stride is None or stride == () or stride == [] else stride
-    given = [per_dim(v, num_dims) for v in (kernel, steps, padding, dilation)]
-    windows = _make_windows(*given, x.whole.shape[2:] if ceil else None)
+_DIMS = (1, 2, 3)
+_POOLS = [getattr(F, f"{name}_pool{n}d") for name in ("max", "avg", "lp") for n in _DIMS]
+
+
+@_windowed(*_POOLS, *(getattr(torch, f"max_pool{n}d") for n in _DIMS))
+def _pool(call: Call, x: TileSlab) -> TileSlab:
+    if call.options.get("return_indices"):
+        raise not_by_tiles(call.op.function, "it gives indices")
+    windows = cast(tuple[Window, ...], call.windows)
     calls = _plan_calls(x, windows)
     pads = [w.padding if c.at_end else 0 for w, c in zip(windows, calls, strict=True)]
-    return _through(function, x, windows, calls, lambda piece: run(piece, pads))
 
+    def run(piece: Any) -> Any:
+        if "padding" not in call.options:  # power averages have none
+            return call.on(piece).run()
+        return call.on(piece, padding=pads).run()
 
-def _make_max_pool(num_dims: int) -> None:
-    function = getattr(F, f"max_pool{num_dims}d")
-
-    @tile_rule(function, getattr(torch, f"max_pool{num_dims}d"))
-    def max_pool(
-        input: TileSlab,
-        kernel_size: Numbers,
-        stride: Numbers | None = None,
-        padding: Numbers = 0,
-        dilation: Numbers = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = False,
-    ) -> TileSlab:
-        x = _checked(function, input, num_dims)
-        if return_indices:
-            raise not_by_tiles(function, "it gives indices")
-
-        def run(piece: Any, pads: Pads) -> Any:
-            return function(piece, kernel_size, stride, pads, dilation, ceil_mode)
-
-        return _run_pool(function, x, (kernel_size, stride, padding, dilation), ceil_mode, run)
-
-
-def _make_avg_pool(num_dims: int) -> None:
-    function = getattr(F, f"avg_pool{num_dims}d")
-
-    @tile_rule(function)
-    def avg_pool(
-        input: TileSlab,
-        kernel_size: Numbers,
-        stride: Numbers | None = None,
-        padding: Numbers = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> TileSlab:
-        x = _checked(function, input, num_dims)
-        override = {} if divisor_override is None else {"divisor_override": divisor_override}
-
-        def run(piece: Any, pads: Pads) -> Any:
-            args = kernel_size, stride, pads, ceil_mode, count_include_pad
-            return function(piece, *args, **override)
-
-        return _run_pool(function, x, (kernel_size, stride, padding, 1), ceil_mode, run)
-
-
-def _make_lp_pool(num_dims: int) -> None:
-    function = getattr(F, f"lp_pool{num_dims}d")
-
-    @tile_rule(function)
-    def lp_pool(
-        input: TileSlab,
-        norm_type: float,
-        kernel_size: Numbers,
-        stride: Numbers | None = None,
-        ceil_mode: bool = False,
-    ) -> TileSlab:
-        x = _checked(function, input, num_dims)
-
-        def run(piece: Any, _: Pads) -> Any:
-            return function(piece, norm_type, kernel_size, stride, ceil_mode)
-
-        return _run_pool(function, x, (kernel_size, stride, 0, 1), ceil_mode, run)
-
-
-for _num_dims in (1, 2, 3):
-    _make_conv(_num_dims)
-    _make_conv_transpose(_num_dims)
-    _make_max_pool(_num_dims)
-    _make_avg_pool(_num_dims)
-    _make_lp_pool(_num_dims)
+    return _through(call.op.function, x, windows, calls, run)
 
 
 @tile_rule(F.pad)

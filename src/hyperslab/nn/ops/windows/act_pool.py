@@ -26,22 +26,21 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
-from hyperslab.nn.op import OPS, replace_rule
-from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, pool_windows, unpadded
+from hyperslab.nn.op import OPS, Call, replace_rule
+from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import check_extents
 from hyperslab.nn.slab import Slab
 
-Numbers = int | Sequence[int]
-
 
 def _make_rule(
-    function: Callable[..., Any], num_dims: int, fuse: Callable[..., Slab | None]
+    function: Callable[..., Any], num_dims: int, fuse: Callable[[Call], Slab | None]
 ) -> None:
     alone = OPS[function].rule
 
     @replace_rule(function)
     def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
-        out = fuse(function, input, *args, **kwargs) if _pays(input, num_dims) else None
+        pays = _pays(input, num_dims)
+        out = fuse(OPS[function].parse((input, *args), kwargs)) if pays else None
         return alone(input, *args, **kwargs) if out is None else out
 
     POOLS.add(function)
@@ -54,21 +53,12 @@ def _pays(x: Any, num_dims: int) -> bool:
     return waits or (type(x) is Slab and fused.pays(x.local))
 
 
-def _fuse_average(
-    function: Callable[..., Any],
-    x: Slab,
-    kernel_size: Numbers,
-    stride: Numbers | None = None,
-    padding: Numbers = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Slab | None:
-    if ceil_mode or divisor_override is not None:
+def _fuse_average(call: Call) -> Slab | None:
+    if call.options["ceil_mode"] or "divisor_override" in call.options:
         return None
-    windows = pool_windows(x, kernel_size, stride, padding, ceil=False)
-    plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, windows, count_include_pad)
-    return None if plan is None else _run(function, x, plan)
+    x, counts_padding = call.input, call.options["count_include_pad"]
+    plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, call.windows, counts_padding)
+    return None if plan is None else _run(call.op.function, x, plan)
 
 
 class _Plan(NamedTuple):
@@ -99,20 +89,12 @@ def _plan_average(
     return _plan(grid, rank, layout, windows, pool, pads, 0.0)
 
 
-def _fuse_maximum(
-    function: Callable[..., Any],
-    x: Slab,
-    kernel_size: Numbers,
-    stride: Numbers | None = None,
-    padding: Numbers = 0,
-    dilation: Numbers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Slab | None:
-    windows = pool_windows(x, kernel_size, stride, padding, dilation, ceil=False)
-    if ceil_mode or return_indices or any(w.dilation != 1 for w in windows):
+def _fuse_maximum(call: Call) -> Slab | None:
+    x, options = call.input, call.options
+    if options["ceil_mode"] or options.get("return_indices") or max(options["dilation"]) > 1:
         return None
-    return _run(function, x, _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, windows))
+    plan = _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, call.windows)
+    return _run(call.op.function, x, plan)
 
 
 @lru_cache(maxsize=1024)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,23 +23,25 @@ from hyperslab.layout import (
     Grid,
     HaloPlan,
     Layout,
+    Numbers,
     TransposedWindow,
     Window,
+    conv_windows,
     local_padding,
+    per_dim,
     plan_halo,
     plan_windows,
+    transposed_windows,
 )
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.op import define
+from hyperslab.nn.op import Call, Op
 from hyperslab.nn.ops.windows.spatial import (
     autocast,
     autocast_dtype,
     check_extents,
     check_spatial,
-    check_steps,
     check_weights,
-    per_dim,
-    without_samples,
+    define_windowed,
 )
 from hyperslab.nn.slab import Slab
 
@@ -80,58 +83,60 @@ def plan_conv(
     )
 
 
-@lru_cache(maxsize=4096)
-def conv_windows(
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    padding: str | tuple[int, ...],
-    dilation: tuple[int, ...],
-) -> tuple[Window, ...]:
-    if padding == "same":
-        if any(step != 1 for step in stride):
-            raise LayoutError("padding='same' is not supported for strided convolutions")
-        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
-        return tuple(
-            Window(k, 1, total // 2, d, extra=total % 2)
-            for k, d, total in zip(kernel, dilation, totals, strict=True)
+def conv_flops(call: Call) -> int:
+    """Two for each multiplication and addition; those with padding count too."""
+    (out,) = call.outputs()
+    weight = call.operands[1]
+    each = weight.numel() // max(1, weight.shape[0])
+    is_transposed = isinstance(call.windows[0], TransposedWindow)
+    return int(2 * each * (call.input if is_transposed else out).numel())
+
+
+def _kernel(op: Op, weight: Tensor, num_dims: int) -> tuple[int, ...]:
+    if weight.ndim != num_dims + 2:
+        raise LayoutError(
+            f"{op.function.__name__}: a weight of shape {tuple(weight.shape)} should have "
+            f"{num_dims + 2} dims"
         )
-    if isinstance(padding, str) and padding != "valid":
-        raise LayoutError(f"padding must be 'same', 'valid' or numbers, got {padding!r}")
-    pads = (0,) * len(kernel) if isinstance(padding, str) else padding
-    check_steps(stride, pads, dilation)
-    return tuple(map(Window, kernel, stride, pads, dilation))
+    return tuple(weight.shape[2:])
 
 
 def _make_conv(num_dims: int) -> None:
-    function = getattr(F, f"conv{num_dims}d")
-
-    @define("windowed", function)
-    @without_samples(num_dims)
-    def conv(
-        input: Slab,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: str | int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+        stride: Numbers = 1,
+        padding: str | Numbers = 0,
+        dilation: Numbers = 1,
         groups: int = 1,
-    ) -> Slab:
-        x = check_spatial(function, check_operands(function, input, weight, bias), num_dims)
+    ) -> Call:
         steps, dilations = per_dim(stride, num_dims), per_dim(dilation, num_dims)
         pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
-        check_weights(
-            function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups
-        )
-        settings = Settings(steps, dilations, groups)
-        if not any(x.layout.splits[2:]) and _is_one_call(x.local, weight, pads, settings):
-            local = function(x.local, weight, bias, steps, pads, dilations, groups)
-            shape = (x.layout.shape[0], *local.shape[1:])
-            return x.with_local(local, Layout(shape, x.layout.splits))
-        windows = conv_windows(tuple(weight.shape[2:]), steps, pads, dilations)
-        plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
-        check_extents(function, x, plan.output)
-        x, weight, bias = autocast(x, weight, bias)
-        return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
+        windows = conv_windows(_kernel(op, weight, num_dims), steps, pads, dilations)
+        options = {"stride": steps, "padding": pads, "dilation": dilations, "groups": groups}
+        return Call(op, (input, weight, bias), options, windows)
+
+    function = getattr(F, f"conv{num_dims}d")
+    define_windowed(num_dims, function, reader=read, run=_conv, flops=conv_flops)
+
+
+def _conv(call: Call) -> Slab:
+    function, (_, weight, bias) = call.op.function, call.operands
+    x = check_spatial(function, check_operands(function, *call.operands), len(call.windows))
+    stride, padding, dilation, groups = call.options.values()
+    check_weights(function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups)
+    settings = Settings(stride, dilation, groups)
+    if not any(x.layout.splits[2:]) and _is_one_call(x.local, weight, padding, settings):
+        local = call.on(x.local, weight, bias).run()
+        shape = (x.layout.shape[0], *local.shape[1:])
+        return x.with_local(local, Layout(shape, x.layout.splits))
+    windows = cast(tuple[Window, ...], call.windows)
+    plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+    check_extents(function, x, plan.output)
+    x, weight, bias = autocast(x, weight, bias)
+    return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
 
 
 def _is_one_call(
@@ -158,45 +163,41 @@ def _run_conv(
 _halo_conv: Callable[..., Tensor] = HaloConv.apply
 
 
-for _num_dims in (1, 2, 3):
-    _make_conv(_num_dims)
-
-
 def _make_conv_transpose(num_dims: int) -> None:
-    function = getattr(F, f"conv_transpose{num_dims}d")
-
-    @define("windowed", function)
-    @without_samples(num_dims)
-    def conv_transpose(
-        input: Slab,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: int | Sequence[int] = 0,
-        output_padding: int | Sequence[int] = 0,
+        stride: Numbers = 1,
+        padding: Numbers = 0,
+        output_padding: Numbers = 0,
         groups: int = 1,
-        dilation: int | Sequence[int] = 1,
-    ) -> Slab:
-        x = check_spatial(function, check_operands(function, input, weight, bias), num_dims)
-        settings = [per_dim(v, num_dims) for v in (stride, padding, output_padding, dilation)]
-        steps, pads, output_pads, dilations = settings
-        out_channels = weight.shape[1] * groups
-        check_weights(function, x, weight, bias, (weight.shape[0], out_channels), groups)
-        convolution = Convolution(steps, pads, dilations, True, output_pads, groups)
-        is_own = not is_avoided(x.local, weight, autocast_dtype(weight))
-        if is_own and not any(x.layout.splits[2:]) and convolution.fits(x.local, weight):
-            local = function(x.local, weight, bias, steps, pads, output_pads, groups, dilations)
-            shape = (x.layout.shape[0], *local.shape[1:])
-            return x.with_local(local, Layout(shape, x.layout.splits))
-        check_steps(steps, (*pads, *output_pads), dilations)
-        if any(o >= max(s, d) for s, o, d in zip(steps, output_pads, dilations, strict=True)):
-            raise LayoutError(
-                "output padding must be smaller than either stride or dilation, got "
-                f"{output_pads} with stride {steps} and dilation {dilations}"
-            )
-        numbers = weight.shape[2:], steps, pads, dilations, output_pads
-        windows = tuple(map(TransposedWindow, *numbers))
-        return _split_conv_transpose(function, x, weight, bias, windows, groups)
+        dilation: Numbers = 1,
+    ) -> Call:
+        numbers = [per_dim(v, num_dims) for v in (stride, padding, dilation, output_padding)]
+        windows = transposed_windows(_kernel(op, weight, num_dims), *numbers)
+        names = ("stride", "padding", "dilation", "output_padding")
+        options = {**dict(zip(names, numbers, strict=True)), "groups": groups}
+        return Call(op, (input, weight, bias), options, windows)
+
+    function = getattr(F, f"conv_transpose{num_dims}d")
+    define_windowed(num_dims, function, reader=read, run=_conv_transpose, flops=conv_flops)
+
+
+def _conv_transpose(call: Call) -> Slab:
+    function, (_, weight, bias) = call.op.function, call.operands
+    x = check_spatial(function, check_operands(function, *call.operands), len(call.windows))
+    stride, padding, dilation, output_padding, groups = call.options.values()
+    check_weights(function, x, weight, bias, (weight.shape[0], weight.shape[1] * groups), groups)
+    convolution = Convolution(stride, padding, dilation, True, output_padding, groups)
+    is_own = not is_avoided(x.local, weight, autocast_dtype(weight))
+    if is_own and not any(x.layout.splits[2:]) and convolution.fits(x.local, weight):
+        local = call.on(x.local, weight, bias).run()
+        shape = (x.layout.shape[0], *local.shape[1:])
+        return x.with_local(local, Layout(shape, x.layout.splits))
+    windows = cast(tuple[TransposedWindow, ...], call.windows)
+    return _split_conv_transpose(function, x, weight, bias, windows, groups)
 
 
 def _split_conv_transpose(
@@ -234,4 +235,5 @@ def _split_conv_transpose(
 
 
 for _num_dims in (1, 2, 3):
+    _make_conv(_num_dims)
     _make_conv_transpose(_num_dims)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,16 +12,16 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.kernels import conv_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.kernels.conv import Settings, conv_few_channels
+from hyperslab.layout import Window
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.deferred import Convolved, defer_conv
-from hyperslab.nn.op import OPS, replace_rule
-from hyperslab.nn.ops.windows.conv import conv_windows, plan_conv
+from hyperslab.nn.op import OPS, Call, replace_rule
+from hyperslab.nn.ops.windows.conv import plan_conv
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
     check_extents,
     check_spatial,
     check_weights,
-    per_dim,
 )
 from hyperslab.nn.slab import Slab
 
@@ -32,42 +31,27 @@ def _make_rule(num_dims: int) -> None:
     alone = OPS[function].rule
 
     @replace_rule(function)
-    def conv(
-        input: Any,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: int | Sequence[int] = 1,
-        padding: str | int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        groups: int = 1,
-    ) -> Any:
+    def conv(input: Any, *args: Any, **kwargs: Any) -> Any:
         if type(input) is Slab and input.ndim == num_dims + 2 and fused.pays(input.local):
-            settings = Settings(per_dim(stride, num_dims), per_dim(dilation, num_dims), groups)
-            pads = padding if isinstance(padding, str) else per_dim(padding, num_dims)
-            out = _defer(function, input, weight, bias, pads, settings)
+            out = _defer(OPS[function].parse((input, *args), kwargs))
             if out is not None:
                 return out
-        return alone(input, weight, bias, stride, padding, dilation, groups)
+        return alone(input, *args, **kwargs)
 
 
-def _defer(
-    function: Callable[..., Any],
-    input: Slab,
-    weight: Tensor,
-    bias: Tensor | None,
-    padding: str | tuple[int, ...],
-    settings: Settings,
-) -> Slab | None:
+def _defer(call: Call) -> Slab | None:
     """The output, if a kernel can make it from what is here: an exchange is better hidden."""
-    ones = (1,) * (input.ndim - 2)
-    if type(weight) not in (Tensor, torch.nn.Parameter) or weight.ndim != input.ndim:
+    function, (input, weight, bias) = call.op.function, call.operands
+    if type(weight) not in (Tensor, torch.nn.Parameter):
         return None
     dtype = autocast_dtype(weight)
-    if not settings.padded(ones).is_fused(input.local, weight, dtype):
+    stride, _, dilation, groups = call.options.values()
+    ones = (1,) * (input.ndim - 2)
+    if not Settings(stride, dilation, groups).padded(ones).is_fused(input.local, weight, dtype):
         return None
-    x = check_spatial(function, check_operands(function, input, weight, bias), input.ndim - 2)
+    x = check_spatial(function, check_operands(function, *call.operands), input.ndim - 2)
     check_weights(function, x, weight, bias, (weight.shape[1], weight.shape[0]), 1)
-    windows = conv_windows(tuple(weight.shape[2:]), ones, padding, ones)
+    windows = cast(tuple[Window, ...], call.windows)
     plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
     check_extents(function, x, plan.output)
     if not plan.exchange.idle or not plan.box:

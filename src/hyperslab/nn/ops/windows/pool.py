@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,69 +22,31 @@ from hyperslab.kernels.pool import (
 from hyperslab.layout import (
     Box,
     Layout,
+    Numbers,
     Span,
     UnpaddedStart,
     Window,
     Windowed,
     plan_windows,
+    pool_numbers,
+    pool_windows,
 )
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import Call, Op, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     check_batch,
     check_extents,
-    check_steps,
+    define_windowed,
     no_outputs,
-    per_dim,
     result_dtype,
-    without_samples,
 )
 from hyperslab.nn.slab import Slab
 
 
-def pool_windows(
-    x: Slab,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None,
-    padding: int | Sequence[int],
-    dilation: int | Sequence[int] = 1,
-    *,
-    ceil: bool,
+def _windows(
+    input: Slab | Tensor, numbers: Sequence[tuple[int, ...]], ceil_mode: bool
 ) -> tuple[Window, ...]:
-    """The windows along the spatial dims."""
-    num_dims = x.ndim - 2
-    kernels = per_dim(kernel, num_dims)
-    none = stride is None or (isinstance(stride, Sequence) and not stride)
-    strides = kernels if none else per_dim(stride, num_dims)  # type: ignore[arg-type]
-    numbers = kernels, strides, per_dim(padding, num_dims), per_dim(dilation, num_dims)
-    return _make_windows(*numbers, x.layout.shape[2:] if ceil else None)
-
-
-@lru_cache(maxsize=1024)
-def _make_windows(
-    kernels: tuple[int, ...],
-    strides: tuple[int, ...],
-    pads: tuple[int, ...],
-    dilations: tuple[int, ...],
-    overhung: tuple[int, ...] | None,
-) -> tuple[Window, ...]:
-    """The windows; those of dims with the extents ``overhung`` may reach beyond the padding."""
-    check_steps((*kernels, *strides), pads, dilations)
-    if any(not 0 <= 2 * pad <= k for pad, k in zip(pads, kernels, strict=True)):
-        raise LayoutError(f"pool padding must be at most half the kernel, got {pads} for {kernels}")
-    windows = map(Window, kernels, strides, pads, dilations)
-    if overhung is None:
-        return tuple(windows)
-    return tuple(_overhang(w, n) for w, n in zip(windows, overhung, strict=True))
-
-
-def _overhang(window: Window, extent: int) -> Window:
-    """``window`` with a last output that may reach beyond the padding, if it starts before it."""
-    stride, pad = window.stride, window.padding
-    num = -((window.reach + 1 - extent - 2 * pad) // stride) + 1
-    if (num - 1) * stride >= extent + pad:
-        num -= 1
-    short = (num - 1) * stride + window.reach + 1 - extent - 2 * pad
-    return replace(window, extra=max(0, short))
+    """Those of a pool of a kernel, stride, padding and dilation, the ``numbers``."""
+    return pool_windows(*numbers, tuple(input.shape[-len(numbers[0]) :]) if ceil_mode else None)
 
 
 @lru_cache(maxsize=1024)
@@ -106,57 +67,59 @@ def _fetch_window(
     return fetch(x.local, planned.exchange, x.mesh, fill=fill), planned
 
 
-def _no_outputs(function: Callable[..., Any], x: Slab, window: Tensor, planned: Windowed) -> Tensor:
-    return no_outputs(planned.box.shape, window, result_dtype(lambda t: function(t, 1), x))
+def _no_outputs(call: Call, x: Slab, window: Tensor, planned: Windowed) -> Tensor:
+    def run(t: Tensor) -> Tensor:
+        out = call.op.function(t, 1)
+        return out if isinstance(out, Tensor) else out[0]
+
+    return no_outputs(planned.box.shape, window, result_dtype(run, x))
 
 
 def _make_max_pool(num_dims: int) -> None:
-    function = getattr(F, f"max_pool{num_dims}d")
+    function, plain = (getattr(space, f"max_pool{num_dims}d") for space in (F, torch))
     name = f"max_pool{num_dims}d_with_indices"
-    both = [getattr(space, name, None) for space in (F, torch, torch._C._nn)]
+    both = {getattr(space, name, function) for space in (F, torch, torch._C._nn)} - {function}
 
-    @define("windowed", function, getattr(torch, f"max_pool{num_dims}d"))
-    @without_samples(num_dims)
-    def max_pool(
-        input: Slab,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
+        padding: Numbers = 0,
+        dilation: Numbers = 1,
         ceil_mode: bool = False,
         return_indices: bool = False,
-    ) -> Slab | tuple[Slab, Slab]:
-        x = check_batch(function, input, num_dims)
-        windows = unpadded(pool_windows(x, kernel_size, stride, padding, dilation, ceil=ceil_mode))
-        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
-        window, planned = _fetch_window(function, x, windows, lowest)
-        if planned.box:
-            pads = pads_at_start(x.layout, windows, planned.box)
-            args = (window, kernel_size, stride, pads, dilation, ceil_mode)
-            found = local_max_pool(*args, return_indices)
-            out, indices = found if return_indices else (found, found)
-        else:
-            out = _no_outputs(function, x, window, planned)
-            indices = torch.empty_like(out, dtype=torch.int64)
-        values = x.with_local(as_many(out, planned.box.shape), planned.output)
-        if not return_indices:
-            return values
-        starts = [span.start for span in planned.exchange.wanted.spans[2:]]
-        flat = global_indices(indices, window.shape[2:], starts, x.layout.shape[2:])
-        return values, x.with_local(as_many(flat, planned.box.shape), planned.output)
+    ) -> Call:
+        numbers = pool_numbers(num_dims, kernel_size, stride, padding, dilation)
+        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+        options = dict(zip(names, (*numbers, ceil_mode), strict=True))
+        if op.function is function:  # others always give indices, or never
+            options["return_indices"] = return_indices
+        return Call(op, (input,), options, _windows(input, numbers, ceil_mode))
 
-    @define("windowed", *filter(None, both))
-    def max_pool_with_indices(
-        input: Slab,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
-        dilation: int | Sequence[int] = 1,
-        ceil_mode: bool = False,
-        return_indices: bool = True,
-    ) -> Slab | tuple[Slab, Slab]:
-        """``max_pool`` and, whatever ``return_indices`` says, the indices."""
-        return max_pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
+    define_windowed(num_dims, function, plain, reader=read, run=_max_pool)
+    define_windowed(num_dims, *both, reader=read, run=partial(_max_pool, return_indices=True))
+
+
+def _max_pool(call: Call, *, return_indices: bool = False) -> Slab | tuple[Slab, Slab]:
+    return_indices = call.options.get("return_indices", return_indices)
+    x = check_batch(call.op.function, call.input, len(call.windows))
+    windows = unpadded(call.windows)
+    lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    window, planned = _fetch_window(call.op.function, x, windows, lowest)
+    if planned.box:
+        numbers = {**call.options, "padding": pads_at_start(x.layout, windows, planned.box)}
+        found = local_max_pool(window, **{**numbers, "return_indices": return_indices})
+        out, indices = found if return_indices else (found, found)
+    else:
+        out = _no_outputs(call, x, window, planned)
+        indices = torch.empty_like(out, dtype=torch.int64)
+    values = x.with_local(as_many(out, planned.box.shape), planned.output)
+    if not return_indices:
+        return values
+    starts = [span.start for span in planned.exchange.wanted.spans[2:]]
+    flat = global_indices(indices, window.shape[2:], starts, x.layout.shape[2:])
+    return values, x.with_local(as_many(flat, planned.box.shape), planned.output)
 
 
 def pads_at_start(source: Layout, windows: Sequence[UnpaddedStart], outputs: Box) -> list[int]:
@@ -171,45 +134,57 @@ def as_many(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _make_avg_pool(num_dims: int) -> None:
-    function = getattr(F, f"avg_pool{num_dims}d")
-
-    @define("windowed", function)
-    @without_samples(num_dims)
-    def avg_pool(
-        input: Slab,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
+        padding: Numbers = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Slab:
-        x = check_batch(function, input, num_dims)
-        if not x.is_floating_point():
-            raise unsupported(function, x, "its numbers are not floating point")
-        if divisor_override == 0:
-            raise LayoutError("divisor_override must not be 0")
-        windows = pool_windows(x, kernel_size, stride, padding, ceil=ceil_mode)
-        window, planned = _fetch_window(function, x, windows, 0.0)
-        if not planned.box:
-            return x.with_local(_no_outputs(function, x, window, planned), planned.output)
-        splits = x.layout.splits[2:]
-        if not any(splits):
-            numbers = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
-            return x.with_local(local_avg_pool(window, *numbers), planned.output)
-        pads = [0 if split else w.padding for split, w in zip(splits, windows, strict=True)]
-        if divisor_override is not None or not any(w.padding or w.extra for w in windows):
-            numbers = kernel_size, stride, pads, ceil_mode, True, divisor_override
-            local = local_avg_pool(window, *numbers)
-            return x.with_local(local, planned.output)
-        sums = _sum_pool(window, windows, pads, ceil=ceil_mode)
-        spans, extents = planned.box.spans[2:], x.layout.shape[2:]
-        kind = sums.dtype, sums.device
-        counts = _counts(windows, spans, extents, *kind, inside=not count_include_pad)
-        return x.with_local(sums / counts, planned.output)
+    ) -> Call:
+        kernel, steps, pads, ones = pool_numbers(num_dims, kernel_size, stride, padding)
+        options = {
+            "kernel_size": kernel,
+            "stride": steps,
+            "padding": pads,
+            "ceil_mode": ceil_mode,
+            "count_include_pad": count_include_pad,
+        }
+        if divisor_override is not None:  # the pool of 1 dim knows of none
+            options["divisor_override"] = divisor_override
+        return Call(op, (input,), options, _windows(input, (kernel, steps, pads, ones), ceil_mode))
+
+    define_windowed(num_dims, getattr(F, f"avg_pool{num_dims}d"), reader=read, run=_avg_pool)
 
 
-def _sum_pool(x: Tensor, windows: Sequence[Window], pads: list[int], *, ceil: bool) -> Tensor:
+def _avg_pool(call: Call) -> Slab:
+    function, options = call.op.function, call.options
+    x = check_batch(function, call.input, len(call.windows))
+    divisor = options.get("divisor_override")
+    if not x.is_floating_point():
+        raise unsupported(function, x, "its numbers are not floating point")
+    if divisor == 0:
+        raise LayoutError("divisor_override must not be 0")
+    windows, splits = cast(tuple[Window, ...], call.windows), x.layout.splits[2:]
+    window, planned = _fetch_window(function, x, windows, 0.0)
+    if not planned.box:
+        return x.with_local(_no_outputs(call, x, window, planned), planned.output)
+    if not any(splits):
+        return x.with_local(local_avg_pool(window, **options), planned.output)
+    pads = tuple(0 if split else w.padding for split, w in zip(splits, windows, strict=True))
+    if divisor is not None or not any(w.padding or w.extra for w in windows):
+        numbers = {**options, "padding": pads, "count_include_pad": True}
+        return x.with_local(local_avg_pool(window, **numbers), planned.output)
+    sums = _sum_pool(window, windows, pads, ceil=options["ceil_mode"])
+    spans, extents = planned.box.spans[2:], x.layout.shape[2:]
+    inside = not options["count_include_pad"]
+    counts = _counts(windows, spans, extents, sums.dtype, sums.device, inside=inside)
+    return x.with_local(sums / counts, planned.output)
+
+
+def _sum_pool(x: Tensor, windows: Sequence[Window], pads: Sequence[int], *, ceil: bool) -> Tensor:
     kernel, stride = [w.kernel for w in windows], [w.stride for w in windows]
     if len(windows) == 1:  # avg_pool1d has no divisor_override
         row = (1, *kernel), (1, *stride), (0, *pads)
@@ -243,29 +218,37 @@ _KNOWS_MAX_NORM = float(F.lp_pool1d(torch.full((1, 1, 1), 3.0), math.inf, 1)) ==
 
 
 def _make_lp_pool(num_dims: int) -> None:
-    function = getattr(F, f"lp_pool{num_dims}d")
-    max_pool = getattr(F, f"max_pool{num_dims}d")
-    avg_pool = getattr(F, f"avg_pool{num_dims}d")
+    max_pool, avg_pool = (getattr(F, f"{name}_pool{num_dims}d") for name in ("max", "avg"))
 
-    @define("windowed", function)
-    def lp_pool(
-        input: Slab,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
         norm_type: float,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
         ceil_mode: bool = False,
-    ) -> Slab:
+    ) -> Call:
+        numbers = pool_numbers(num_dims, kernel_size, stride, 0)
+        # The pool of 1 dim takes one number for its kernel, no list.
+        options = {"norm_type": norm_type, "kernel_size": kernel_size, "stride": numbers[1]}
+        windows = _windows(input, numbers, ceil_mode)
+        return Call(op, (input,), {**options, "ceil_mode": ceil_mode}, windows)
+
+    def lp_pool(call: Call) -> Slab:
         """The root of the sum of powers, made of the average of powers as torch makes it."""
-        x: Any = input
-        if norm_type == math.inf and _KNOWS_MAX_NORM:
-            return max_pool(x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
-        if norm_type == -math.inf and _KNOWS_MAX_NORM:
-            return -max_pool(-x.abs(), kernel_size, stride, 0, 1, ceil_mode)  # type: ignore[no-any-return]
-        means = avg_pool(x.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+        power, kernel, stride, ceil = call.options.values()
+        x = call.input
+        if power == math.inf and _KNOWS_MAX_NORM:
+            return max_pool(x.abs(), kernel, stride, 0, 1, ceil)  # type: ignore[no-any-return]
+        if power == -math.inf and _KNOWS_MAX_NORM:
+            return -max_pool(-x.abs(), kernel, stride, 0, 1, ceil)  # type: ignore[no-any-return]
+        means = avg_pool(x.pow(power), kernel, stride, 0, ceil)
         # This is the mean itself, but for its gradient, which is zero where the mean is.
         mean = means.local.sign() * F.relu(means.local.abs())
-        sums = mean * math.prod(per_dim(kernel_size, num_dims))
-        return means.with_local(sums.pow(1.0 / norm_type))  # type: ignore[no-any-return]
+        sums = mean * math.prod(window.kernel for window in call.windows)
+        return means.with_local(sums.pow(1.0 / power))  # type: ignore[no-any-return]
+
+    define_windowed(num_dims, getattr(F, f"lp_pool{num_dims}d"), reader=read, run=lp_pool)
 
 
 for _num_dims in (1, 2, 3):

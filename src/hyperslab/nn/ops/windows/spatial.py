@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -11,28 +11,9 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import ConfigError, LayoutError
-from hyperslab.layout import Layout, Split, integers
-from hyperslab.nn.op import Rule, unsupported
+from hyperslab.layout import Layout, Split
+from hyperslab.nn.op import OPS, Call, Function, Rule, define, unsupported
 from hyperslab.nn.slab import Slab
-
-
-def per_dim(value: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
-    """One value a dim, as torch reads an argument that may be a number, or a list of one or all."""
-    values = integers(value)
-    if len(values) not in (1, num_dims):
-        raise LayoutError(f"{values} should be one number, or one for each of {num_dims} dims")
-    return values * num_dims if len(values) == 1 else values
-
-
-def check_steps(
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1,)
-) -> None:
-    """Raises where torch would refuse these numbers."""
-    if min(*stride, *dilation) < 1 or min(padding) < 0:
-        raise LayoutError(
-            "stride and dilation must be at least 1 and padding at least 0, got stride "
-            f"{tuple(stride)}, dilation {tuple(dilation)} and padding {tuple(padding)}"
-        )
 
 
 def check_weights(
@@ -83,6 +64,41 @@ def autocast_dtype(operand: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if is_on else operand.dtype
 
 
+def define_windowed(
+    num_dims: int,
+    *functions: Function,
+    reader: Callable[..., Call],
+    run: Callable[[Call], Any],
+    flops: Callable[[Call], int] | None = None,
+) -> None:
+    """Has ``run`` compute the Calls that ``reader`` makes of the arguments of ``functions``.
+
+    ``run`` gets batches: (samples, channels, spatial dims).
+    """
+
+    def run_batch(call: Call) -> Any:
+        x = call.input
+        if not isinstance(x, Slab) or x.ndim != num_dims + 1:
+            return run(call)
+        return _its_samples(run(call.on(one_sample(x), *call.operands[1:])))
+
+    for function in functions:
+        _define(function, reader, run_batch, flops)
+
+
+def _define(
+    function: Function,
+    reader: Callable[..., Call],
+    run: Callable[[Call], Any],
+    flops: Callable[[Call], int] | None,
+) -> None:
+    @define("windowed", function, reader=reader, flops=flops)
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        return run(reader(op, *args, **kwargs))
+
+    op = OPS[function]
+
+
 def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
     """Makes a rule for (samples, channels, spatial dims) one for (channels, spatial dims) too."""
 
@@ -91,8 +107,7 @@ def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
         def either(input: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(input, Slab) or input.ndim != num_dims + 1:
                 return rule(input, *args, **kwargs)
-            out = rule(one_sample(input), *args, **kwargs)
-            return tuple(map(_its_sample, out)) if isinstance(out, tuple) else _its_sample(out)
+            return _its_samples(rule(one_sample(input), *args, **kwargs))
 
         return either  # type: ignore[return-value]
 
@@ -103,6 +118,13 @@ def one_sample(x: Slab) -> Slab:
     """``x`` as the only sample of a batch."""
     layout = Layout((1, *x.layout.shape), (None, *x.layout.splits))
     return x.with_local(x.local.unsqueeze(0), layout)
+
+
+def _its_samples(out: Slab | tuple[Slab, ...]) -> Slab | tuple[Slab, ...]:
+    """The only sample of a batch, or of each of several."""
+    if isinstance(out, tuple):
+        return tuple(map(_its_sample, out))
+    return _its_sample(out)
 
 
 def _its_sample(x: Slab) -> Slab:

@@ -20,15 +20,15 @@ from hyperslab.layout import (
     Split,
     TransposedWindow,
     Window,
+    check_steps,
     local_padding,
+    per_dim,
     plan_windows,
 )
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     check_batch,
     check_extents,
-    check_steps,
-    per_dim,
     scaled,
     without_samples,
 )

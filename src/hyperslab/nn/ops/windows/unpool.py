@@ -14,16 +14,14 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.comm.reduce import reduce_sum_
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Box, TransposedWindow, integers, plan_windows
+from hyperslab.layout import Box, TransposedWindow, check_steps, integers, per_dim, plan_windows
 from hyperslab.nn.align import localize
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     along,
     check_batch,
     check_extents,
-    check_steps,
     one_sample,
-    per_dim,
     without_samples,
 )
 from hyperslab.nn.slab import Slab

@@ -1,0 +1,180 @@
+"""Operators as values: what a Call says of arguments, in whatever spelling they are given."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import hyperslab as hs
+from hyperslab.layout import TransposedWindow, Window
+from hyperslab.nn.op import OPS, Implementation, define, implement, writes_in_place
+from hyperslab.testing import seeded
+
+X = (2, 4, 9, 8, 7)
+
+
+def parse(function, *args, **kwargs):
+    return OPS[function].parse(args, kwargs)
+
+
+def weight(*shape):
+    return seeded(*shape, seed=1).requires_grad_()
+
+
+def test_a_pool_is_read_alike_in_every_spelling():
+    x = seeded(*X)
+    calls = [
+        parse(F.max_pool3d, x, 3, 2, 1),
+        parse(F.max_pool3d, x, (3, 3, 3), stride=[2], padding=1, return_indices=True),
+        parse(torch.max_pool3d, x, kernel_size=3, stride=(2, 2, 2), padding=(1, 1, 1)),
+        parse(torch.nn.functional.max_pool3d_with_indices, x, 3, 2, 1),
+        parse(F.avg_pool3d, input=x, kernel_size=3, stride=2, padding=1),
+    ]
+    assert all(call.windows == (Window(3, 2, 1),) * 3 for call in calls)
+    assert all(call.operands == (x,) for call in calls)
+
+
+@pytest.mark.parametrize("stride", [None, (), []])
+def test_a_pool_without_stride_steps_by_its_kernel(stride):
+    call = parse(F.avg_pool2d, seeded(1, 2, 8, 8), (2, 3), stride)
+    assert call.windows == (Window(2, 2), Window(3, 3))
+    assert call.options["stride"] == (2, 3)
+
+
+def test_ceil_mode_is_an_overhang_of_the_windows():
+    call = parse(F.max_pool2d, seeded(1, 2, 8, 9), 3, 2, ceil_mode=True)
+    assert call.windows == (Window(3, 2, extra=1), Window(3, 2))
+    assert parse(F.lp_pool1d, seeded(2, 8), 2.0, 3, 2, True).windows == (Window(3, 2, extra=1),)
+
+
+def test_a_convolution_is_its_windows_and_options():
+    x, w = seeded(*X), weight(6, 2, 3, 2, 1)
+    call = parse(F.conv3d, x, w, padding="same", dilation=2, groups=2)
+    assert call.windows == (Window(3, 1, 2, 2), Window(2, 1, 1, 2, extra=0), Window(1, 1, 0, 2))
+    assert call.operands == (x, w, None)
+    assert call.options["stride"] == (1, 1, 1)
+    transposed = parse(F.conv_transpose3d, x, weight(4, 3, 2, 2, 2), None, 2, 0, 1)
+    assert transposed.windows == (TransposedWindow(2, 2, output_padding=1),) * 3
+
+
+CALLS = {
+    "conv": lambda: (F.conv3d, (seeded(*X), weight(6, 2, 3, 3, 3)), {"groups": 2, "padding": 1}),
+    "sample": lambda: (F.conv1d, (seeded(4, 9), weight(3, 4, 2)), {"stride": 2}),
+    "transposed": lambda: (F.conv_transpose2d, (seeded(2, 4, 5, 6), weight(4, 3, 2, 2)), {}),
+    "max pool": lambda: (F.max_pool2d, (seeded(2, 4, 5, 6), 3), {"return_indices": True}),
+    "average": lambda: (F.avg_pool1d, (seeded(2, 4, 9), 3), {"ceil_mode": True}),
+    "power average": lambda: (F.lp_pool1d, (seeded(2, 4, 9).abs(), 2.0, 3), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_can_be_run_again_on_other_operands(name):
+    function, args, kwargs = CALLS[name]()
+    call = parse(function, *args, **kwargs)
+    expected = function(args[0] + 1, *args[1:], **kwargs)
+    torch.testing.assert_close(call.on(call.input + 1, *call.operands[1:]).run(), expected)
+
+
+@pytest.mark.parametrize("name", ["conv", "sample", "transposed", "max pool"])
+def test_flops_are_those_that_torch_counts(name):
+    function, args, kwargs = CALLS[name]()
+    with FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    assert parse(function, *args, **kwargs).flops == counter.get_total_flops()
+
+
+def test_bytes_are_those_read_written_and_kept():
+    x, w = seeded(2, 4, 8, 8), weight(3, 4, 3, 3)
+    call = parse(F.conv2d, x, w)
+    out = F.conv2d(x, w)
+    assert call.nbytes == 8 * (x.numel() + w.numel() + out.numel())
+    assert call.saved_nbytes == 8 * (x.numel() + w.numel())
+    assert parse(torch.relu, x).saved_nbytes == 0  # as nothing wants a gradient
+    assert parse(torch.relu, x.requires_grad_()).saved_nbytes == 8 * x.numel()
+
+
+def test_calls_of_slabs_count_the_whole_tensors():
+    mesh = hs.init(device="cpu")
+    x, w = seeded(2, 4, 8, 8), weight(3, 4, 3, 3)
+    whole, slab = parse(F.conv2d, x, w), parse(F.conv2d, hs.shard(x, mesh), w)
+    assert (slab.flops, slab.nbytes, slab.windows) == (whole.flops, whole.nbytes, whole.windows)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "dims"),
+    [
+        ((), {}, (0, 1, 2)),
+        ((-1,), {}, (2,)),
+        (((0, -1), True), {}, (0, 2)),
+        ((), {"axis": (1, 2), "keepdims": True}, (1, 2)),
+        ((), {"dim": 0, "out": None}, (0,)),
+    ],
+)
+def test_dims_are_read_as_torch_and_numpy_name_them(args, kwargs, dims):
+    call = parse(torch.sum, seeded(3, 4, 5), *args, **kwargs)
+    assert call.dims == dims
+    assert call.options["keepdim"] == (True in args or "keepdims" in kwargs)
+    assert "out" not in call.options or call.options["out"] is None
+
+
+def test_operands_are_found_in_lists_too():
+    x, y = seeded(3, 4), seeded(3, 4, seed=1)
+    call = parse(torch.cat, [x, y], dim=-1)
+    assert call.operands == (x, y)
+    assert [tuple(out.shape) for out in call.outputs()] == [(3, 8)]
+
+
+def test_functions_tell_whether_they_write_and_draw():
+    assert OPS[torch.relu_].in_place
+    assert OPS[Tensor.__iadd__].in_place
+    assert not OPS[Tensor.__invert__].in_place
+    assert not OPS[torch.relu].in_place
+    assert writes_in_place(F.relu, {"inplace": True})
+    assert OPS[F.dropout].draws
+    assert not OPS[F.relu].draws
+
+
+def test_every_operator_has_a_family():
+    assert {op.family for op in OPS.values()} - {"custom"} == {
+        "pointwise",
+        "windowed",
+        "reducing",
+        "shape",
+        "product",
+        "random",
+    }
+    assert all(op.function is function for function, op in OPS.items())
+
+
+def test_our_own_rules_are_defined_once_and_users_may_replace_them():
+    before = OPS[torch.relu]
+    with pytest.raises(AssertionError, match=r"torch.relu has a rule"):
+        define("pointwise", torch.relu)(lambda x: x)
+    try:
+        hs.register(torch.relu)(lambda x: x)
+        assert OPS[torch.relu].family == "custom"
+    finally:
+        OPS[torch.relu] = before
+
+
+def test_the_first_implementation_that_fits_is_taken():
+    before = OPS[F.max_pool2d]
+    small = Implementation("small", lambda call, x: x.numel() < 100, lambda call, x: "small")
+    narrow = Implementation(
+        "narrow", lambda call, x: call.windows[0].kernel < 3, lambda call, x: "narrow"
+    )
+    try:
+        implement(F.max_pool2d, small, narrow)
+        op = OPS[F.max_pool2d]
+
+        def name(shape, kernel):
+            call = op.parse((seeded(*shape), kernel))
+            found = op.implementation(call, call.input)
+            return found and found.run(call, call.input)
+
+        assert name((1, 1, 4, 4), 2) == "small"
+        assert name((1, 1, 40, 40), 2) == "narrow"
+        assert name((1, 1, 40, 40), 3) is None
+    finally:
+        OPS[F.max_pool2d] = before
