@@ -29,7 +29,7 @@ from torch.nn.modules.module import _has_any_global_hook as has_global_module_ho
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import (
     TorchDispatchMode as TorchDispatchMode,
-    _disable_current_modes as unwatched,
+    _disable_current_modes as untraced,
 )
 from torch.utils._pytree import (
     register_pytree_node as register_pytree_node,
@@ -56,7 +56,7 @@ __all__ = [
     "tree_map",
     "tree_map_only",
     "tree_unflatten",
-    "unwatched",
+    "untraced",
 ]
 
 if TYPE_CHECKING:  # it takes a second to load
@@ -89,7 +89,7 @@ _TRACING_MODES = (
 )
 
 
-def is_watched() -> bool:
+def is_traced() -> bool:
     """Whether operators are traced, as by a compiler, so that tensors may have no values.
 
     Modes that look on while values are computed, such as those that count FLOPs, are no tracers.

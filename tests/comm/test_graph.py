@@ -24,13 +24,13 @@ def flop_counter():
 def test_counting_is_not_tracing():
     from torch.fx.experimental.proxy_tensor import make_fx  # as above
 
-    assert not graph.is_watched()
+    assert not graph.is_traced()
     with flop_counter():
-        assert not graph.is_watched()
+        assert not graph.is_traced()
         with FakeTensorMode():
-            assert graph.is_watched()
+            assert graph.is_traced()
     found = []
-    make_fx(lambda x: found.append(graph.is_watched()) or x + 1)(torch.ones(2))
+    make_fx(lambda x: found.append(graph.is_traced()) or x + 1)(torch.ones(2))
     assert found == [True]
 
 

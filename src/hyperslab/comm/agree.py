@@ -15,7 +15,7 @@ from hyperslab.comm.failure_report import contact
 from hyperslab.comm.journal import Entry, digest, first_difference
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError, HyperslabError
-from hyperslab.torch_private import is_watched, unwatched
+from hyperslab.torch_private import is_traced, untraced
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,7 @@ def agree(error: Exception | None, mesh: Mesh) -> None:
 
     Collective over all ranks.
     """
-    if mesh.num_ranks == 1 or is_watched():  # a compiler runs it now, and none of it later
+    if mesh.num_ranks == 1 or is_traced():  # a compiler runs it now, and none of it later
         if error:
             raise error
         return
@@ -46,13 +46,7 @@ def run_together(call: Callable[[], Result], mesh: Mesh) -> Result:
     """
     if mesh.device.type != "cpu":
         return call()
-    result, error = None, None
-    try:
-        result = call()
-    except (IndexError, RuntimeError, ValueError) as wrong:
-        error = wrong
-    agree(error, mesh)
-    return cast(Result, result)
+    return _run(call, (IndexError, RuntimeError, ValueError), mesh)
 
 
 def run_on_all(call: Callable[[], Result], mesh: Mesh) -> Result:
@@ -60,11 +54,15 @@ def run_on_all(call: Callable[[], Result], mesh: Mesh) -> Result:
 
     Collective over all ranks. The error has its own type on the ranks that bring it.
     """
+    return _run(call, (HyperslabError,), mesh)
+
+
+def _run(call: Callable[[], Result], errors: tuple[type[Exception], ...], mesh: Mesh) -> Result:
     result, error = None, None
     try:
         result = call()
-    except HyperslabError as wrong:
-        error = wrong
+    except errors as raised:
+        error = raised
     agree(error, mesh)
     return cast(Result, result)
 
@@ -143,7 +141,7 @@ class Comparison:
             if int(self.ends[0]) == -int(self.ends[1]):
                 return
             texts: list[list[str]] = [[]] * self.mesh.num_ranks
-            with unwatched():
+            with untraced():
                 dist.all_gather_object(texts, [*map(str, self.entries)], group=self.mesh.group)
         runs = {rank: (0, text) for rank, text in enumerate(texts)}
         difference = first_difference(runs, shared=max(map(len, texts)))

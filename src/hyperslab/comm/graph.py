@@ -20,9 +20,9 @@ from torch.library import custom_op
 from hyperslab.torch_private import (
     EffectType,
     has_saved_tensor_hooks,
-    is_watched,
+    is_traced,
     tree_map_only,
-    unwatched,
+    untraced,
 )
 
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -48,16 +48,16 @@ _calls: list[_Call] = []
 def cached_constants(function: Made) -> Made:
     """``function``, whose tensors follow from its arguments alone, run once for each of them.
 
-    It runs unwatched, so that what is kept has values; a graph gets constants with these values.
+    It runs untraced, so that what is kept has values; a graph gets constants with these values.
     """
-    kept = lru_cache(maxsize=1024)(unwatched()(function))
+    kept = lru_cache(maxsize=1024)(untraced()(function))
 
     @wraps(function)
     def look_up(*args: Any, **kwargs: Any) -> Any:
         found = kept(*args, **kwargs)
         for holder in _holders:
             holder.append(found)
-        return tree_map_only(Tensor, _as_constant, found) if is_watched() else found
+        return tree_map_only(Tensor, _as_constant, found) if is_traced() else found
 
     return cast(Made, look_up)
 

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from hyperslab.comm.journal import journal
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid
-from hyperslab.torch_private import unwatched
+from hyperslab.torch_private import untraced
 
 _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -195,7 +195,7 @@ def group_of(
     for ranks in partition:
         key = (ranks, backend, timeout)
         if key not in _made:
-            with unwatched():
+            with untraced():
                 _made[key] = dist.new_group(
                     list(ranks), timeout, backend, pg_options=_options(backend, timeout)
                 )

@@ -16,7 +16,7 @@ from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
-from hyperslab.torch_private import is_watched
+from hyperslab.torch_private import is_traced
 
 _HOST = torch.device("cpu")
 
@@ -125,7 +125,7 @@ def post_messages(
     """
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
-    if is_watched():
+    if is_traced():
         specs = [TensorSpec(message.box.shape, dtype, mesh.device) for message in receives]
         received = as_operator(
             lambda boxes: post_messages(boxes, sends, receives, dtype, mesh, doing).wait(),

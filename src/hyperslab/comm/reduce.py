@@ -13,7 +13,7 @@ from torch.autograd import Function
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.torch_private import is_watched
+from hyperslab.torch_private import is_traced
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
@@ -47,7 +47,7 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
     if not axes:
         return x
-    if is_watched():
+    if is_traced():
         spec = TensorSpec(x.shape, x.dtype, x.device)
         return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]
     total = x.to(_WIDER.get(x.dtype, x.dtype))
@@ -82,7 +82,7 @@ class _Stack(Function):
 
 def _stacked(x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
     group = mesh.group_over(axes)
-    if is_watched():
+    if is_traced():
         spec = TensorSpec((group.size(), *x.shape), x.dtype, x.device)
         return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [spec])[0]
     with contact(f"gathering over {'/'.join(axes)}", mesh):

@@ -60,7 +60,7 @@ class HaloConv(Function):
         strip_grads = _strip_grads(plan, settings, grad, x, weight, received, wants[:2])
         pending = None
         if wants[0]:
-            returns = _halo_grads(plan, [grads[0] for grads in strip_grads])
+            returns = halo_grads(plan, [grads[0] for grads in strip_grads])
             pending = post_return(returns, plan.exchange, x.dtype, mesh)
         call_grad = grad if plan.interior.exact else _call_grad(plan, settings, grad, x, weight)
         grad_x, grad_weight, grad_bias = settings.run_backward(
@@ -107,8 +107,8 @@ def _strip_grads(
     ]
 
 
-def _halo_grads(plan: HaloPlan, strip_grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the received boxes."""
+def halo_grads(plan: HaloPlan, strip_grads: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients of the received boxes, from those of what each strip reads."""
     if plan.single_readers is not None:
         return [strip_grads[strip][to] for _, _, strip, to in plan.single_readers]
     return faces.received_grads(strip_grads, plan.strip_halos)

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from hyperslab.comm.fetch import add_returned, post_pieces, post_return
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import plain_memory
+from hyperslab.dist_ops.halo_conv import halo_grads
 from hyperslab.kernels import act_pool, faces
 from hyperslab.kernels.act_pool import Call, activate, activation_grad
 from hyperslab.kernels.act_pool_plan import Pool
@@ -135,7 +136,7 @@ class _HaloPool(Function):
         kept, *others = ctx.saved_tensors
         kept_of_strips, activated = others[:num_strips], others[num_strips:]
         window_grads = _window_grads(plan, ctx.calls, grad, kept_of_strips)
-        leaving = _halo_grads(halo, grad, window_grads)
+        leaving = halo_grads(halo, window_grads)
         pending = post_return(leaving, halo.exchange, grad.dtype, ctx.mesh)
         home: Tensor = ctx.call.run_backward(_interior_grad(plan, grad, ctx.call), kept)
         returned = _unactivated(pending.wait(), activated[:num_sent], slope)
@@ -184,17 +185,6 @@ def _unactivated(
     if slope == 1:
         return grads
     return [activation_grad(*pair, slope) for pair in zip(grads, activated, strict=True)]
-
-
-def _halo_grads(halo: HaloPlan, grad: Tensor, window_grads: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of the received boxes."""
-    if halo.single_readers is not None:
-        return [window_grads[strip][to] for _, _, strip, to in halo.single_readers]
-    shapes = [message.box.shape for message in halo.exchange.receives]
-    grads = faces.zeros_for(shapes, grad.dtype, grad.device)
-    for number, of, strip, to in halo.strip_halos.pieces:
-        grads[number][of] += window_grads[strip][to]
-    return grads
 
 
 def _interior_grad(plan: PoolPlan, grad: Tensor, call: Call) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Grid, Layout
-from hyperslab.torch_private import is_watched, unwatched
+from hyperslab.torch_private import is_traced, untraced
 
 NUM_VALUES = 1 << 32
 """How many values the 32 bits of an element may have."""
@@ -40,7 +40,7 @@ def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int)
     drawn = sources[-1]() if sources else draw()
     place = (layout, mesh.grid, mesh.rank, num_dims, device)
     hashes = _hashes
-    drawn_later = bool(sources) or is_watched()  # by replays, and in every step by compiled graphs
+    drawn_later = bool(sources) or is_traced()  # by replays, and in every step by compiled graphs
     if drawn_later:
         seed, number = drawn.unbind()
     else:
@@ -108,7 +108,7 @@ def _hashes(
     return bits
 
 
-_kept_hashes = lru_cache(maxsize=32)(unwatched()(_hashes))
+_kept_hashes = lru_cache(maxsize=32)(untraced()(_hashes))
 
 
 def _mixed(bits: Tensor) -> Tensor:

@@ -134,8 +134,8 @@ class Convolution(NamedTuple):
         num_filters = weight.shape[1] * self.groups if self.transposed else weight.shape[0]
         return torch_conv.convolution_backward(grad, x, weight, [num_filters], *self, wants)
 
-    def run_unwatched(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output by cuDNN; autograd must not watch."""
+    def run_without_autograd(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output by cuDNN, of which autograd records nothing."""
         if self.fits(x, weight):
             return torch_conv.convolution(x, weight, bias, *self)
         conv, sizes = self._conv(weight), self.output_shape(x, weight)[2:]
@@ -187,7 +187,7 @@ class _ByParts(Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.convolution = convolution
-        return convolution.run_unwatched(x, weight, bias)
+        return convolution.run_without_autograd(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

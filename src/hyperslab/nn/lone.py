@@ -24,7 +24,7 @@ from hyperslab.nn.op import has_users_rules
 from hyperslab.nn.parts import Parts
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.watched_slab import PLAIN, Recipe, Watch
-from hyperslab.torch_private import is_watched
+from hyperslab.torch_private import is_traced
 
 _log = logging.getLogger("hyperslab")
 
@@ -67,7 +67,7 @@ class Lone:
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What passes depend on besides values; None where this one is to run on Slabs."""
-        settings = None if is_watched() else self._settings()
+        settings = None if is_traced() else self._settings()
         if settings is None:
             return None
         leaves: Sequence[Any] = args

@@ -21,7 +21,7 @@ from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
 from hyperslab.nn.parallel.outside_tensors import check_no_transform
 from hyperslab.nn.slab import Slab
-from hyperslab.torch_private import is_dynamo_loaded, is_watched
+from hyperslab.torch_private import is_dynamo_loaded, is_traced
 
 Cuts = Mapping[str, Sequence[int]]
 
@@ -44,7 +44,7 @@ def shard(
     tensor = _checked_tensor(tensor, mesh)
     given = (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, cuts, axes)
     agree_on("the tensors given to shard", given, mesh)
-    if mesh.num_ranks > 1 and tensor.numel() and not is_watched():
+    if mesh.num_ranks > 1 and tensor.numel() and not is_traced():
         advice = (
             "it takes the same whole tensor on every rank (seed and shuffle alike); from_local "
             "takes pieces"

@@ -35,7 +35,7 @@ from hyperslab.torch_private import (
     has_saved_tensor_hooks,
     is_forward_ad_active,
     is_parametrization_cached,
-    is_watched,
+    is_traced,
     num_function_modes,
     peek_interpreter_stack,
     tree_flatten,
@@ -198,7 +198,7 @@ class Graphed:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What passes depend on besides values and the module; None where none is recorded."""
         device = self._mesh.device
-        if is_watched() or _is_observed() or _is_capturing(device):
+        if is_traced() or _is_observed() or _is_capturing(device):
             return None
         leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
         kinds = tuple([_kind_of(leaf, device) for leaf in leaves])

@@ -24,7 +24,7 @@ from hyperslab.torch_private import (
     fake_tensor_mode,
     tree_leaves,
     tree_map,
-    unwatched,
+    untraced,
 )
 
 MOST_FUSED = 3
@@ -230,7 +230,7 @@ def weigh(
     leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
     with ExitStack() as stack:
         for mode in (
-            unwatched(),
+            untraced(),
             untouched(module),
             weights.replaced(leaves),
             valueless,

@@ -21,7 +21,7 @@ from hyperslab.torch_private import (
     TorchDispatchMode,
     fake_tensor_mode,
     tree_leaves,
-    unwatched,
+    untraced,
 )
 
 
@@ -131,7 +131,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
 def _unheard() -> tuple[AbstractContextManager[Any], ...]:
     """Modes in which a graph is made that nothing around it knows of."""
     keep = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
-    return unwatched(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
+    return untraced(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
 
 
 def _valueless(x: Slab) -> Tensor:

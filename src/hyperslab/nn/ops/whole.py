@@ -13,7 +13,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import unwatched
+from hyperslab.torch_private import untraced
 
 _RESHAPING = ("addbmm_", "as_strided_", "resize_as_", "resize_as_sparse_")
 """Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""
@@ -79,7 +79,7 @@ def _as_slab(leaf: Any, like: Slab, owners: dict[int, Slab | Tensor]) -> Any:
     return like.with_local(leaf, Layout.unsplit(leaf.shape))
 
 
-@unwatched()
+@untraced()
 def _random_state(slab: Slab) -> tuple[bytes, int]:
     cuda = torch.cuda.default_generators[slab.device.index or 0].get_offset() if slab.is_cuda else 0
     return torch.get_rng_state().numpy().tobytes(), cuda
