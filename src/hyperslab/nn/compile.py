@@ -28,12 +28,12 @@ from hyperslab.nn.cuda_graphs.graphed import Graphed
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.lone import Lone
-from hyperslab.nn.op import OPS, unsupported
+from hyperslab.nn.op import OPS, unsupported, writes_in_place
 from hyperslab.nn.parallel.gradient_averaging import Replica, prepare_for_graph
 from hyperslab.nn.parallel.outside_tensors import mean_in_graph
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.nn.slab import Slab
-from hyperslab.nn.view_copy import WRITTEN, ViewCopy, writes_in_place
+from hyperslab.nn.view_copy import WRITTEN, ViewCopy
 from hyperslab.torch_private import (
     keep_from_dynamo,
     let_dynamo_override,

@@ -14,7 +14,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Exchange, Layout, plan_recut
 from hyperslab.nn.dispatch import dispatch
-from hyperslab.nn.op import name_of, unsupported
+from hyperslab.nn.op import unsupported, writes_in_place
 from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
 from hyperslab.torch_private import register_pytree_node, tree_leaves, tree_map
 
@@ -114,14 +114,6 @@ class ViewCopy(Slab):
 def _version(piece: Tensor) -> int:
     """How often ``piece`` was written into; tensors of inference mode do not count it."""
     return 0 if piece.is_inference() else piece._version
-
-
-def writes_in_place(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether ``function`` writes into its first argument, by its name."""
-    name = name_of(function).rsplit(".", 1)[-1]
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name != "__invert__")
-    return name.endswith("_") or bool(kwargs.get("inplace"))
 
 
 def _marked(leaf: Any, copies: list[ViewCopy]) -> Any:

@@ -15,7 +15,8 @@ from hyperslab.layout import Box, Layout, Span
 from hyperslab.nn.align import broadcast_layout
 from hyperslab.nn.depth_first.tile_slab import TileSlab, not_by_tiles, tile_rule
 from hyperslab.nn.dispatch import dispatch
-from hyperslab.nn.ops.each.pointwise import POINTWISE, writes_in_place
+from hyperslab.nn.op import writes_in_place
+from hyperslab.nn.ops.each.pointwise import POINTWISE
 from hyperslab.nn.slab import Slab
 
 _LEFT_OUT = (Tensor.requires_grad_,)

@@ -26,9 +26,9 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
 from hyperslab.nn.dispatch import prepare_arguments
+from hyperslab.nn.op import writes_in_place
 from hyperslab.nn.parallel.gradient_averaging import Averaging, is_seen, watcher_of, weight_at
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.nn.view_copy import writes_in_place
 from hyperslab.torch_private import (
     FakeTensor,
     FunctionalTensor,

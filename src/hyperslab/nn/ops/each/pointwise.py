@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.align import align, check_operands
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import define, unsupported, writes_in_place
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
@@ -57,14 +57,6 @@ def _functions(names: str) -> Iterator[Callable[..., Any]]:
                     yield function
 
 
-def writes_in_place(function: Callable[..., Any]) -> bool:
-    """Whether it writes into its first argument, by its name."""
-    name = getattr(function, "__name__", "")
-    if name.startswith("__"):
-        return name.startswith("__i") and name != "__invert__"
-    return name.endswith("_")
-
-
 def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
     in_place = writes_in_place(function)
 
@@ -93,9 +85,6 @@ def _run_aligned(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, in_place: bool
 ) -> Any:
     operands = [*args, *kwargs.values()]
-    slab = next(operand for operand in operands if isinstance(operand, Slab))
-    if kwargs.get("out") is not None:
-        raise unsupported(function, slab, "out= is not supported")
     if in_place and not isinstance(args[0], Slab):
 
         def write(x: Slab) -> Any:

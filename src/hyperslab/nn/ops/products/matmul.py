@@ -20,7 +20,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Split, integers
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import define, unsupported
-from hyperslab.nn.ops.reduce.reductions import refuse_out, widened
+from hyperslab.nn.ops.reduce.reductions import widened
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
 
@@ -185,14 +185,9 @@ def _make_matmul(function: Callable[..., Any], *dims: int) -> None:
     def matmul(
         input: Slab | Tensor,
         other: Slab | Tensor | None = None,
-        *,
-        out: Slab | Tensor | None = None,
         **named: Slab | Tensor,
     ) -> Slab | Tensor:
         second = other if other is not None else named[next(iter(named))]
-        slab = input if isinstance(input, Slab) else second
-        assert isinstance(slab, Slab)
-        refuse_out(function, slab, out)
         if dims and (input.ndim, second.ndim) != dims:
             raise LayoutError(
                 f"{function.__name__} wants operands of {dims[0]} and {dims[1]} dims, got shapes "
@@ -219,10 +214,8 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
         *,
         beta: float = 1,
         alpha: float = 1,
-        out: Slab | Tensor | None = None,
     ) -> Any:
         slab = next(t for t in (input, first, second) if isinstance(t, Slab))
-        refuse_out(function, slab, out)
         if not slab.is_floating_point() and not slab.is_complex():
             raise unsupported(function, slab, "its numbers are not floating point")
         if isinstance(first, Slab) or isinstance(second, Slab):
@@ -247,23 +240,18 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
 
 
 @define("product", torch.outer, Tensor.outer, torch.ger, Tensor.ger)
-def outer(
-    input: Slab | Tensor, vec2: Slab | Tensor, *, out: Slab | Tensor | None = None
-) -> Slab | Tensor:
+def outer(input: Slab | Tensor, vec2: Slab | Tensor) -> Slab | Tensor:
     """The product of every element of ``input`` with every one of ``vec2``."""
-    slab = input if isinstance(input, Slab) else vec2
-    assert isinstance(slab, Slab)
-    refuse_out(torch.outer, slab, out)
     names = (("row",), ("column",))
     return contract(torch.outer, (input, vec2), names, ("row", "column"), torch.outer)
 
 
 @define("product", torch.inner, Tensor.inner)
-def inner(input: Slab | Tensor, other: Slab | Tensor, *, out: Slab | Tensor | None = None) -> Any:
+def inner(input: Slab | Tensor, other: Slab | Tensor) -> Any:
     """The products along the last dim of both, for all the others."""
     if not input.ndim or not other.ndim:
-        return dispatch(torch.mul, (input, other), {} if out is None else {"out": out})
-    return tensordot(input, other, ([-1], [-1]), out=out)
+        return dispatch(torch.mul, (input, other), {})
+    return tensordot(input, other, ([-1], [-1]))
 
 
 @define("product", torch.tensordot)
@@ -271,12 +259,8 @@ def tensordot(
     a: Slab | Tensor,
     b: Slab | Tensor,
     dims: Any = 2,
-    out: Slab | Tensor | None = None,
 ) -> Slab | Tensor:
     """The sum of products over ``dims`` of both: the last of ``a`` and first of ``b``, or lists."""
-    slab = a if isinstance(a, Slab) else b
-    assert isinstance(slab, Slab)
-    refuse_out(torch.tensordot, slab, out)
     if isinstance(dims, Tensor):
         dims = dims.tolist()
     if isinstance(dims, int):

@@ -209,8 +209,6 @@ def _check(
     nested = next(filter(is_slab, tree_leaves(lists, is_leaf=is_slab)), None) if lists else None
     if nested is not None:
         raise unsupported(function, nested, "it stands in a list")
-    if kwargs.get("out") is not None:
-        raise unsupported(function, slabs[0], "out= is not supported")
     check_one_grid(slab.mesh.grid for slab in slabs)
     return slabs[0]
 

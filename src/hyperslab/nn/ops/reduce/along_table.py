@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import define, unsupported, writes_in_place
 from hyperslab.nn.ops.reduce.along import Along, Pick, Shape, normalized, run_along
 from hyperslab.nn.slab import Slab
 
@@ -115,7 +115,7 @@ def _functions(names: str) -> Iterator[Callable[..., Any]]:
 
 
 def _make_rule(function: Callable[..., Any], along: Along) -> Callable[..., Any]:
-    in_place = getattr(function, "__name__", "").endswith("_")
+    in_place = writes_in_place(function)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         return run_along(function, along, args, kwargs, in_place=in_place)
@@ -129,7 +129,6 @@ def solve(
     B: Slab | Tensor,  # noqa: N803
     *,
     left: bool = True,
-    out: Slab | Tensor | None = None,
 ) -> Any:
     """``X`` in ``A @ X = B`` for batches of matrices."""
     if B.ndim == 1 or (B.ndim == A.ndim - 1 and tuple(B.shape) == tuple(A.shape[:-1])):
@@ -137,7 +136,7 @@ def solve(
         assert isinstance(slab, Slab)
         raise unsupported(torch.linalg.solve, slab, "B must be a batch of matrices, not of vectors")
     along = Along(last(2), others="broadcast")
-    return run_along(torch.linalg.solve, along, (A, B), {"left": left, "out": out})
+    return run_along(torch.linalg.solve, along, (A, B), {"left": left})
 
 
 @define("reducing", torch.cross, Tensor.cross)
@@ -145,14 +144,12 @@ def cross(
     input: Slab | Tensor,
     other: Slab | Tensor,
     dim: int | None = None,
-    *,
-    out: Slab | Tensor | None = None,
 ) -> Any:
     """The cross product along ``dim``, or along the first dim of three elements."""
     if dim is None:
         shape = input.shape if 3 in input.shape else other.shape
         dim = tuple(shape).index(3) - len(shape) if 3 in shape else -1
-    return run_along(torch.linalg.cross, _CROSS, (input, other), {"dim": dim, "out": out})
+    return run_along(torch.linalg.cross, _CROSS, (input, other), {"dim": dim})
 
 
 _CROSS = Along(at(9, -1), others="broadcast")

@@ -18,7 +18,6 @@ from hyperslab.nn.ops.reduce.reductions import (
     Dims,
     normalize_dims,
     num_reduced,
-    refuse_out,
     widened,
     without_dims,
 )
@@ -177,10 +176,7 @@ def _make_extreme(name: str, *, largest: bool) -> None:
     pair = torch.maximum if largest else torch.minimum
 
     @define("reducing", along, getattr(Tensor, of_dims))
-    def of_many(
-        input: Slab, dim: Dims = None, keepdim: bool = False, *, out: Tensor | Slab | None = None
-    ) -> Slab | Tensor:
-        refuse_out(along, input, out)
+    def of_many(input: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
         return _extreme(along, input, normalize_dims(input, dim), keepdim, largest=largest)
 
     @define("reducing", overall, getattr(Tensor, of_one))
@@ -190,14 +186,12 @@ def _make_extreme(name: str, *, largest: bool) -> None:
         keepdim: bool = False,
         *,
         other: Slab | Tensor | None = None,
-        out: Tensor | Slab | None = None,
     ) -> Any:
         other = dim if isinstance(dim, Slab | Tensor) else other
         if other is not None:
-            return dispatch(pair, (input, other), {} if out is None else {"out": out})
+            return dispatch(pair, (input, other), {})
         assert isinstance(input, Slab)
         assert not isinstance(dim, Slab | Tensor)
-        refuse_out(overall, input, out)
         if dim is None:
             return _extreme(overall, input, normalize_dims(input, None), False, largest=largest)
         return _along_dim(overall, input, dim, keepdim, largest=largest)
@@ -207,11 +201,8 @@ def _make_extreme(name: str, *, largest: bool) -> None:
         input: Slab,
         dim: int | None = None,
         keepdim: bool = False,
-        *,
-        out: Tensor | Slab | None = None,
     ) -> Slab | Tensor:
         x = input
-        refuse_out(where, x, out)
         dims = normalize_dims(x, dim)
         if not x.layout.axes_of(dims):
             return without_dims(x, where(x.local, dim, keepdim), dims, keepdim=keepdim)
@@ -228,10 +219,8 @@ def aminmax(
     *,
     dim: int | None = None,
     keepdim: bool = False,
-    out: Tensor | Slab | None = None,
 ) -> Any:
     """The smallest and the largest elements along ``dim``, or of all."""
-    refuse_out(torch.aminmax, input, out)
     dims = normalize_dims(input, dim)
     ends = (
         _extreme(torch.aminmax, input, dims, keepdim, largest=largest) for largest in (False, True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.layout import Layout, integers
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import define
 from hyperslab.nn.slab import Slab
 
 Dims = int | Sequence[int] | None
@@ -68,11 +68,6 @@ def num_reduced(x: Slab, dims: Sequence[int]) -> int:
     return math.prod(x.layout.shape[dim] for dim in dims)
 
 
-def refuse_out(function: Any, x: Slab, out: Tensor | Slab | None) -> None:
-    if out is not None:
-        raise unsupported(function, x, "out= is not supported")
-
-
 @define("reducing", torch.sum, Tensor.sum)
 def total(
     input: Slab,
@@ -80,11 +75,9 @@ def total(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The sum over ``dim`` of the global tensor."""
     x = input
-    refuse_out(torch.sum, x, out)
     dims = normalize_dims(x, dim)
     if x.layout.axes_of(dims) and (dtype or x.dtype) in SHORT:
         local = torch.sum(x.local, dims, keepdim, dtype=torch.float32)
@@ -99,11 +92,9 @@ def mean(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The mean over ``dim`` of the global tensor: each element counts once, however it is cut."""
     x = input
-    refuse_out(torch.mean, x, out)
     dims = normalize_dims(x, dim)
     if not x.layout.axes_of(dims):
         local = torch.mean(x.local, dims, keepdim, dtype=dtype)
@@ -124,10 +115,8 @@ def nansum(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The sum over ``dim`` of what is a number in the global tensor."""
-    refuse_out(torch.nansum, input, out)
     numbers = input.local.masked_fill(input.local.isnan(), 0)
     return total(input.with_local(numbers), dim, keepdim, dtype=dtype)
 
@@ -139,10 +128,8 @@ def nanmean(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The mean over ``dim`` of what is a number in the global tensor."""
-    refuse_out(torch.nanmean, input, out)
     kind = dtype or input.dtype
     if not kind.is_floating_point:
         raise TypeError(f"nanmean wants a floating point type, got {kind}")
@@ -176,11 +163,8 @@ def _make_truth(name: str) -> None:
     one_decides = name == "any"  # that is true, or for ``all`` one that is false
 
     @define("reducing", function, getattr(Tensor, name))
-    def truth(
-        input: Slab, dim: Dims = None, keepdim: bool = False, *, out: Tensor | Slab | None = None
-    ) -> Slab | Tensor:
+    def truth(input: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
         x = input
-        refuse_out(function, x, out)
         # Unlike other reductions, these take an empty list at its word.
         dims = () if isinstance(dim, Sequence) and not dim else normalize_dims(x, dim)
         local = function(x.local) if dim is None else function(x.local, dims, keepdim)
@@ -198,11 +182,9 @@ def product(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The product over ``dim`` of the global tensor."""
     x = input
-    refuse_out(torch.prod, x, out)
     dims = normalize_dims(x, dim)
     axes = x.layout.axes_of(dims)
     kind = dtype or x.dtype
@@ -255,10 +237,8 @@ def _make_moments(name: str) -> None:
         keepdim: bool = False,
         *,
         correction: float | None = None,
-        out: Tensor | Slab | None = None,
     ) -> Any:
         x = input
-        refuse_out(function, x, out)
         if isinstance(dim, bool):  # var(x, unbiased)
             dim, unbiased = None, dim
         if correction is None:

@@ -17,7 +17,6 @@ from hyperslab.nn.ops.reduce.reductions import (
     SHORT,
     Dims,
     normalize_dims,
-    refuse_out,
     without_dims,
 )
 from hyperslab.nn.slab import Slab
@@ -67,10 +66,8 @@ def _make_softmax(name: str, combine: Callable[[_Exponentials], Tensor]) -> None
         dtype: torch.dtype | None = None,
         *,
         _stacklevel: int = 3,
-        out: Tensor | Slab | None = None,
     ) -> Slab:
         x = input
-        refuse_out(function, x, out)
         [dim] = normalize_dims(x, _implied_dim(x.ndim) if dim is None else dim) or (0,)
         if not x.ndim or not x.layout.splits[dim]:
             return x.with_local(function(x.local, dim, dtype))
@@ -92,12 +89,9 @@ def softmin(
 
 
 @define("reducing", torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
-def logsumexp(
-    input: Slab, dim: Dims, keepdim: bool = False, *, out: Tensor | Slab | None = None
-) -> Slab | Tensor:
+def logsumexp(input: Slab, dim: Dims, keepdim: bool = False) -> Slab | Tensor:
     """The logarithm of the sum of exponentials along ``dim``."""
     x = input
-    refuse_out(torch.logsumexp, x, out)
     if isinstance(dim, Sequence) and not dim:
         raise LayoutError("logsumexp wants at least one dim")
     dims = normalize_dims(x, dim)
@@ -124,10 +118,8 @@ def _make_cumulative(name: str, of_all: str, join: str) -> None:
         dim: int,
         *,
         dtype: torch.dtype | None = None,
-        out: Tensor | Slab | None = None,
     ) -> Slab:
         x = input
-        refuse_out(function, x, out)
         [dim] = normalize_dims(x, dim) or (0,)
         if not x.ndim or not (split := x.layout.splits[dim]):
             return x.with_local(function(x.local, dim, dtype=dtype))

@@ -15,7 +15,6 @@ from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import (
     Dims,
     normalize_dims,
-    refuse_out,
     total,
     widened,
     without_dims,
@@ -63,10 +62,8 @@ def vector_norm(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The norm of the elements along ``dim`` of the global tensor."""
-    refuse_out(torch.linalg.vector_norm, x, out)
     return norm_of(x, ord, normalize_dims(x, dim), keepdim, dtype)
 
 
@@ -76,11 +73,9 @@ def norm(
     p: float | str | None = "fro",
     dim: Dims = None,
     keepdim: bool = False,
-    out: Tensor | Slab | None = None,
     dtype: torch.dtype | None = None,
 ) -> Slab | Tensor:
     """The norm of the elements along ``dim`` of the global tensor; ``"fro"`` is that of p = 2."""
-    refuse_out(torch.norm, input, out)
     if isinstance(p, str) and p != "fro":
         raise unsupported(torch.norm, input, f"p={p!r} is not supported")
     order = 2.0 if p is None or isinstance(p, str) else p
@@ -95,11 +90,9 @@ def matrix_norm(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """The norm of the matrices along two dims; those of singular values want both whole."""
     function = torch.linalg.matrix_norm
-    refuse_out(function, A, out)
     dims = normalize_dims(A, dim)
     if not A.layout.axes_of(dims):
         local = function(A.local, ord, dim, keepdim, dtype=dtype)
@@ -125,11 +118,9 @@ def linalg_norm(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-    out: Tensor | Slab | None = None,
 ) -> Slab | Tensor:
     """A vector norm along one dim, a matrix norm along two; of all elements without ``ord``."""
     function = torch.linalg.norm
-    refuse_out(function, A, out)
     given = tuple(range(A.ndim)) if dim is None else integers(dim)
     if dim is not None and len(given) not in (1, 2):
         raise LayoutError(f"linalg.norm wants one dim or two, got {dim}")
@@ -150,10 +141,7 @@ def dist(input: Slab | Tensor, other: Slab | Tensor, p: float = 2) -> Slab | Ten
 
 
 @define("reducing", F.normalize)
-def normalize(
-    input: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: Tensor | None = None
-) -> Slab:
+def normalize(input: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Slab:
     """``input`` divided by its norms along ``dim``, which are at least ``eps``."""
     x: Any = input
-    refuse_out(F.normalize, x, out)
     return x / norm(x, p, dim, True).clamp_min(eps)  # type: ignore[no-any-return]

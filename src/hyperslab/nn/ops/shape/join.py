@@ -21,7 +21,7 @@ from hyperslab.layout import (
     cut_evenly,
     plan_exchange,
 )
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import define
 from hyperslab.nn.ops.shape.dims import check_dim
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
@@ -30,14 +30,12 @@ Tensors = Sequence[Slab | Tensor]
 
 
 @define("shape", torch.cat, torch.concat, torch.concatenate)
-def cat(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -> Slab:
+def cat(tensors: Tensors, dim: int = 0) -> Slab:
     """The tensors joined along ``dim``, under the layout of the most split Slab among them."""
     if isinstance(tensors, Slab):
         raise TypeError("cat joins a tuple or list of tensors, and was given one Slab")
     given = [t for t in tensors if isinstance(t, Slab)]
     first = max(given, key=lambda slab: (slab.shape != (0,), len(slab.layout.split_dims)))
-    if out is not None:
-        raise unsupported(torch.cat, first, "out= is not supported")
     check_one_grid(slab.mesh.grid for slab in given)
     dim = check_dim(dim, first.ndim)
     # torch skips tensors of shape (0,), whatever the dims of the others.
@@ -88,21 +86,21 @@ def _plan_part(
 
 
 @define("shape", torch.stack)
-def stack(tensors: Tensors, dim: int = 0, *, out: Slab | Tensor | None = None) -> Slab:
+def stack(tensors: Tensors, dim: int = 0) -> Slab:
     """Tensors of one shape along a new dim."""
     shapes = [tuple(t.shape) for t in tensors]
     if len(set(shapes)) > 1:
         raise LayoutError(f"stack takes tensors of one shape, got {shapes}")
     dim = check_dim(dim, len(shapes[0]) + 1)
-    return cat([t.unsqueeze(dim) for t in tensors], dim, out=out)
+    return cat([t.unsqueeze(dim) for t in tensors], dim)
 
 
 def _make_stack(names: Sequence[str], with_dims: Callable[..., Any], dim: int) -> None:
     @define("shape", *(getattr(torch, name) for name in names))
-    def stack_along(tensors: Tensors, *, out: Slab | Tensor | None = None) -> Slab:
+    def stack_along(tensors: Tensors) -> Slab:
         """Tensors joined along the dim that the function's name tells."""
         parts = [with_dims(t) for t in tensors]
-        return cat(parts, min(dim, parts[0].ndim - 1), out=out)
+        return cat(parts, min(dim, parts[0].ndim - 1))
 
 
 def _as_column(t: Slab | Tensor) -> Slab | Tensor:

@@ -260,14 +260,10 @@ for _name, _least_dims, _dim in (("hsplit", 1, 1), ("vsplit", 2, 0), ("dsplit", 
 
 
 @define("shape", torch.index_select, Tensor.index_select)
-def index_select(
-    input: Slab | Tensor, dim: int, index: Slab | Tensor, *, out: Slab | Tensor | None = None
-) -> Slab:
+def index_select(input: Slab | Tensor, dim: int, index: Slab | Tensor) -> Slab:
     """``input`` at the indices of a list along ``dim``."""
-    x = check_operands(torch.index_select, input, index, out)
+    x = check_operands(torch.index_select, input, index)
     assert isinstance(index, Tensor)
-    if out is not None:
-        raise unsupported(torch.index_select, x, "out= is not supported")
     dim = check_dim(dim, x.ndim)
     if index.ndim > 1 or index.dtype not in (torch.int32, torch.int64):
         raise IndexError(
