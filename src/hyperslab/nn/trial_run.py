@@ -1,46 +1,53 @@
-"""A forward pass that is tried out, and leaves no trace."""
+"""A forward pass that is tried out: it leaves no trace, and may run on tensors without values."""
 
 from __future__ import annotations
 
 import pickle
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from hyperslab.comm.journal import journal
+from hyperslab.errors import UnsupportedOp
+from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.nn.module_snapshot import ModuleSnapshot, ParameterSlots
+from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    TorchDispatchMode,
+    fake_tensor_mode,
+    tree_leaves,
+    untraced,
+)
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @contextmanager
-def untouched(module: nn.Module) -> Iterator[None]:
+def no_trace(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Within it no hooks run; after it modules are as they were, and so are random numbers.
 
     What a forward pass keeps for the next, such as a mask that it makes once, it has to make again:
-    attributes are put back, with what the lists, dicts and sets among them held. torch's random
-    state is not: for tensors without values it draws no numbers.
+    ``ModuleSnapshot`` puts attributes back. torch's random state is not put back: for tensors
+    without values it draws no numbers.
     """
-    tables = [part.__dict__ for part in module.modules()]
-    kept = [(table, dict(table)) for table in tables]
-    held = [(each, each.copy()) for table in tables for each in table.values() if _holds(each)]
-    for table in tables:
-        table.update({name: OrderedDict() for name in HOOKS})
+    before = ModuleSnapshot(module, device)
+    for part in before.parts:
+        part.__dict__.update({name: OrderedDict() for name in HOOKS})
     try:
         with same_draws():
             yield
     finally:
-        for holder, content in (*kept, *held):
-            holder.clear()
-            (holder.extend if isinstance(holder, list) else holder.update)(content)
-
-
-def _holds(value: Any) -> bool:
-    return isinstance(value, list | dict | set)
+        before.restore()
 
 
 @contextmanager
@@ -48,30 +55,114 @@ def same_draws() -> Iterator[tuple[object, ...]]:
     """After it, Python and numpy draw the numbers that they would have drawn without it."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - as users may
     try:
-        yield draws()
+        yield rng_states()
     finally:
         random.setstate(python)
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def draws() -> tuple[object, ...]:
+def rng_states() -> tuple[object, ...]:
     """What changes when Python or numpy draw numbers."""
     return random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
 
 
 @dataclass(frozen=True)
-class Casts:
-    """How operands are cast on a kind of device."""
+class Autocast:
+    """Whether and how autocast casts operands on one type of device."""
 
-    kind: str
+    device_type: str
     dtype: torch.dtype
     enabled: bool
 
     @classmethod
-    def now(cls, device: torch.device) -> Casts:
-        kind = device.type
-        return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+    def now(cls, device: torch.device) -> Autocast:
+        name = device.type
+        return cls(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
 
     def again(self) -> torch.autocast:
         """Without a cache: what it keeps of weights would outlive a tile and its graph."""
-        return torch.autocast(self.kind, self.dtype, self.enabled, cache_enabled=False)
+        return torch.autocast(self.device_type, self.dtype, self.enabled, cache_enabled=False)
+
+
+class ReadOnly(TorchDispatchMode):
+    """Refuses to write into tensors with values."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        for number, argument in enumerate(func._schema.arguments):
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            if argument.is_write and any(map(_has_values, tree_leaves(value))):
+                raise UnsupportedOp(
+                    f"{func} writes into a tensor of the module, which would happen once for every "
+                    "tile of a depth-first chain (BatchNorm in training does so): name modules "
+                    "without it in depth_first"
+                )
+        return func(*args, **kwargs)
+
+
+def _has_values(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+
+
+class Trial(NamedTuple):
+    """What modules compute with in a trial run."""
+
+    leaves: list[nn.Parameter]
+    """They stand for the parameters of the modules."""
+    mode: FakeTensorMode
+
+
+def _as_it_is(saved: Tensor) -> Tensor:
+    return saved
+
+
+@contextmanager
+def trial_run(
+    modules: Sequence[nn.Module],
+    device: torch.device,
+    guard: ReadOnly,
+    save: Callable[[Tensor], Tensor] = _as_it_is,
+) -> Iterator[Trial]:
+    """Within it, ``modules`` compute on tensors without values, and make graphs of their own.
+
+    ``guard`` sees every operator and ``save``
+    what autograd saves; nobody else notices: no tracer, no journal, no hooks of saved tensors.
+    """
+    slots, mode = ParameterSlots(modules), fake_tensor_mode()
+    leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in slots.parameters]
+    with ExitStack() as stack:
+        for context in (
+            untraced(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            Autocast.now(device).again(),
+            saved_tensors_hooks(save, _as_it_is),
+            unjournaled(),
+            slots.replaced(leaves),
+            mode,
+            guard,
+        ):
+            stack.enter_context(context)
+        yield Trial(leaves, mode)
+
+
+def without_values(x: Slab) -> Tensor:
+    """A leaf like the whole of ``x``, in a trial run."""
+    like: dict[str, Any] = {"dtype": x.dtype, "device": x.device, "requires_grad": x.requires_grad}
+    return torch.empty(x.shape, memory_format=memory_format_of(x.local), **like)
+
+
+@contextmanager
+def unjournaled() -> Iterator[None]:
+    """Within it, operators are not compared with those of other ranks."""
+    count = journal.count
+    try:
+        yield
+    finally:
+        journal.forget_since(count)

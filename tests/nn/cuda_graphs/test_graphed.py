@@ -6,14 +6,13 @@ import itertools
 import logging
 import random
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
@@ -205,7 +204,7 @@ def test_inputs_get_gradients_and_frozen_weights_none(device):
             found.append([leaf.grad, *grads_of(each)])
         assert_same_grads(*found)
     assert recorder.num_recorded == 2
-    model[0].weight.requires_grad_()  # another kind of passes
+    model[0].weight.requires_grad_()  # another signature
     plain[0].weight.requires_grad_()
     for _ in range(3):
         for each in (model, plain):
@@ -343,7 +342,7 @@ def test_a_forward_pass_before_the_backward_pass_of_another_runs_without_graphs(
     caplog.clear()
     model(xs[0])  # and its output is forgotten, so that nobody can ask for its gradient
     gc.collect()
-    assert not model.__dict__["_hyperslab"].run._turn.is_taken
+    assert not model.__dict__["_hyperslab"].run._memory.is_in_use
 
 
 @both
@@ -521,7 +520,7 @@ def test_weights_that_are_moved_or_replaced_are_seen(device):
 
 
 @both
-def test_modes_and_settings_are_kinds_of_their_own(device, caplog):
+def test_modes_and_settings_belong_to_the_signature(device, caplog):
     model, recorder = with_graphs(make_net(), device)
     mesh = hs.init(device=device)
     plain = hs.parallelize(make_net(), mesh)
@@ -546,8 +545,8 @@ def test_modes_and_settings_are_kinds_of_their_own(device, caplog):
 
 
 @both
-def test_only_a_few_kinds_are_recorded(device, caplog, monkeypatch):
-    monkeypatch.setattr(graphed, "MOST_KINDS", 2)
+def test_only_a_few_signatures_are_recorded(device, caplog, monkeypatch):
+    monkeypatch.setattr(graphed, "MAX_SIGNATURES", 2)
     model, recorder = with_graphs(small_net(), device)
     mesh = hs.init(device=device)
     for _ in range(3):
@@ -555,7 +554,7 @@ def test_only_a_few_kinds_are_recorded(device, caplog, monkeypatch):
             backward(model, seeded(samples, 3).double().to(device), mesh)
     assert recorder.num_recorded == 4
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.endswith("runs without CUDA graphs: there were 2 kinds of passes before")
+    assert told.endswith("runs without CUDA graphs: there were 2 signatures of passes before")
 
 
 @both
@@ -735,7 +734,7 @@ def test_modules_with_generators_of_their_own_run_without_graphs(device, what, c
 
 
 @both
-def test_a_tensor_elsewhere_that_nobody_writes_makes_no_more_kinds(device):
+def test_a_tensor_elsewhere_that_nobody_writes_makes_no_more_signatures(device):
     model, recorder = with_graphs(Held(torch.zeros((), device="meta")), device)
     mesh, x = hs.init(device=device), seeded(5, 3).double().to(device)
     warm(model, x, mesh, 5)
@@ -785,34 +784,6 @@ def test_only_what_the_backward_pass_needs_must_not_be_written_before_it(device)
     model.scale.mul_(2)
     with pytest.raises(ConfigError, match="weights or buffers were written into"):
         out.sum().backward()
-
-
-@contextmanager
-def default_dtype():
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-SETTINGS = {
-    "default dtype": default_dtype,
-    "attention": lambda: sdpa_kernel(SDPBackend.MATH),
-    "cudnn": lambda: torch.backends.cudnn.flags(enabled=False, fp32_precision="none"),
-    "default device": lambda: torch.device("meta"),
-}
-
-
-@pytest.mark.parametrize("what", SETTINGS)
-def test_settings_that_kernels_depend_on_make_another_kind(what):
-    model, _ = with_graphs(small_net(), "cpu")
-    given = ((torch.ones(1, 3),), {})
-    key = model.__dict__["_hyperslab"].run._key
-    before = key(*given)
-    with SETTINGS[what]():
-        assert key(*given) != before
-    assert key(*given) == before
 
 
 def test_another_thread_draws_as_ever_while_a_pass_is_recorded():

@@ -14,7 +14,7 @@ from torch import nn
 import hyperslab as hs
 from hyperslab.nn.depth_first import memory_watch
 from hyperslab.nn.depth_first.chains import find_candidates
-from hyperslab.nn.depth_first.memory_estimate import weigh
+from hyperslab.nn.depth_first.memory_estimate import estimate_memory
 from hyperslab.testing import seeded
 
 TILES = (2000, 500)
@@ -176,8 +176,8 @@ def test_weighing_leaves_no_trace():
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout())
     before, draws = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
-    weight = weigh(model.forward, (x,), {}, model, torch.device("cpu"))
-    assert weight.peak({}) > 4 * 7 * 7 * 4
+    estimate = estimate_memory(model.forward, (x,), {}, model, torch.device("cpu"))
+    assert estimate.peak({}) > 4 * 7 * 7 * 4
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), draws)
 
@@ -205,7 +205,7 @@ def test_weighing_leaves_modules_and_their_hooks_alone():
     model.conv.register_forward_hook(lambda *_: heard.append("forward"))
     x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
     before = random_states()
-    weigh(model.forward, (x,), {}, model, torch.device("cpu"))
+    estimate_memory(model.forward, (x,), {}, model, torch.device("cpu"))
     assert (model.mask, model.seen, model.by_shape, heard) == (None, [], {}, [])
     assert not hasattr(model, "scale")
     assert random_states() == before
@@ -223,16 +223,16 @@ def test_kernels_of_users_get_no_memory_without_values():
     model = nn.Sequential(nn.Conv2d(2, 4, 3))
     x = hs.shard(torch.ones(1, 2, 9, 9), hs.init(device="cpu"))
     with pytest.raises(RuntimeError, match="Cannot access data pointer"):
-        weigh(lambda x: model(x).data_ptr(), (x,), {}, model, torch.device("cpu"))
+        estimate_memory(lambda x: model(x).data_ptr(), (x,), {}, model, torch.device("cpu"))
 
 
 def test_bytes_are_those_that_autograd_keeps():
     """A convolution keeps its input, an activation in place its result; both have gradients."""
     model = nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(inplace=True), nn.Conv2d(4, 1, 1))
     x = hs.shard(torch.ones(1, 2, 8, 8), hs.init(device="cpu"))
-    weight = weigh(model.forward, (x,), {}, model, torch.device("cpu"))
+    estimate = estimate_memory(model.forward, (x,), {}, model, torch.device("cpu"))
     between = 4 * 8 * 8 * 4
-    assert weight.peak({}) == 3 * between  # what is kept, and what passes through the activation
+    assert estimate.peak({}) == 3 * between  # what is kept, and what passes through the activation
 
 
 def test_a_network_that_cannot_be_weighed_runs_as_it_is():

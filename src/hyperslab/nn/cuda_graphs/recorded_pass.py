@@ -16,19 +16,19 @@ from torch.nn import Parameter
 
 from hyperslab.comm.graph import held_constants
 from hyperslab.errors import ConfigError
-from hyperslab.nn.cuda_graphs.module_state import ModuleState
-from hyperslab.nn.cuda_graphs.own_pass import Given, OwnPass, Places, tensors_in
 from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import (
     CannotReplayError,
-    Look,
+    StateBefore,
     check_output,
     plain_values,
     sharing,
 )
+from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, tensors_in
+from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import map_tensors, tensors_of
 from hyperslab.nn.slab import is_slab
-from hyperslab.nn.trial_run import untouched
+from hyperslab.nn.trial_run import no_trace
 from hyperslab.torch_private import foreach_mul, tree_leaves
 
 
@@ -43,44 +43,48 @@ class Recorded:
         run: Callable[..., Any],
         module: nn.Module,
         recorder: Recorder,
-        turn: Turn,
+        memory: ActivationMemory,
         given: Given,
-        usual: Places | None,
+        usual: OutputNumbers | None,
     ) -> None:
         """Gradients of the outputs ``usual`` are expected to come together, if of any."""
-        self._pass, self._turn, self._follow = OwnPass(run, module, given), turn, recorder.follow
+        self._pass, self._memory = StaticPass(run, module, given), memory
+        self._follow = recorder.follow
         device = self._pass.device
-        with untouched(module), _same_values(module, device), _same_seeds(device):
+        with no_trace(module, device), _same_values(module, device), _same_seeds(device):
             self._practise(module, recorder, usual)
             with held_constants() as self._constants:
                 self._record(recorder)
 
-    def _practise(self, module: nn.Module, recorder: Recorder, usual: Places | None) -> None:
+    def _practise(self, module: nn.Module, recorder: Recorder, usual: OutputNumbers | None) -> None:
         """Runs the pass twice: to be compiled and to choose algorithms, and to be looked at."""
         own = self._pass
         with recorder.practice():
             own.forward()
             own.find_sources(usual)
-            for way in own.ways:
-                own.backward(way)
+            for numbers in own.gradient_sets:
+                own.backward(numbers)
         values = plain_values(own.out)
-        look = Look(module, own.inputs)
+        before = StateBefore(module, own.inputs)
         with recorder.practice(), recorder.watch_for_waits() as waits:
             own.run()
-        look.check(waits)
-        own.stand_ins.check()
-        check_output(own.out, own.device, [*own.inputs, *look.state.tensors])
+        before.check(waits)
+        own.weights.check()
+        check_output(own.out, own.device, [*own.inputs, *before.state.tensors])
         if plain_values(own.out) != values:
             raise CannotReplayError("it returns numbers that differ between passes")
-        self._state = look.state  # keeps alive what the recorded pass reads
-        saved = sharing(look.state.tensors, own.saved)
+        self._state = before.state  # keeps alive what the recorded pass reads
+        saved = sharing(before.state.tensors, own.saved)
         self._saved = [tensor for tensor in saved if not tensor.is_inference()]
 
     def _record(self, recorder: Recorder) -> None:
         own = self._pass
         own.forget()
         outputs, self._forward_again = recorder.record(own.forward)
-        self._backwards = {way: recorder.record(partial(own.backward, way)) for way in own.ways}
+        self._backwards = {
+            numbers: recorder.record(partial(own.backward, numbers))
+            for numbers in own.gradient_sets
+        }
         self._outputs = [out.detach() for out in outputs]
         self._without_grad = [i for i in range(len(outputs)) if i not in own.grads]
         self._template = map_tensors(Tensor.detach, own.out)
@@ -95,7 +99,7 @@ class Recorded:
                 own.copy_(tensor)
         self._pass.seeds.refill()
         if self._pass.grads:
-            sources = self._pass.sources(tensors, self._pass.stand_ins.weights)
+            sources = self._pass.sources(tensors, self._pass.weights.originals)
             outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
         else:
             outputs = self.replay_forward()
@@ -107,29 +111,29 @@ class Recorded:
         self._forward_again()
         return [out.clone() for out in self._outputs]
 
-    def begin(self, outputs: Sequence[Tensor]) -> tuple[Ticket, list[Tensor]]:
+    def begin(self, outputs: Sequence[Tensor]) -> tuple[PendingBackward, list[Tensor]]:
         """What the backward pass of the last replay will need, and outputs without gradients."""
-        ticket = Ticket(self._saved)
-        self._turn.take(ticket)
-        return ticket, [outputs[place] for place in self._without_grad]
+        pending = PendingBackward(self._saved)
+        self._memory.use_for(pending)
+        return pending, [outputs[place] for place in self._without_grad]
 
     def replay_backward(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The gradients of inputs and weights, where any of ``grads`` leads there."""
         own = self._pass
-        given = Places(place for place in own.grads if grads[place] is not None)
-        way = given if given in self._backwards else own.ways[-1]
-        for place in way:
+        given = OutputNumbers(place for place in own.grads if grads[place] is not None)
+        numbers = given if given in self._backwards else own.gradient_sets[-1]
+        for place in numbers:
             if (grad := grads[place]) is None:
                 own.grads[place].zero_()
             else:
                 own.grads[place].copy_(grad)
-        found, run_again = self._backwards[way]
+        found, run_again = self._backwards[numbers]
         run_again()
-        if way != given:
+        if numbers != given:
             found = self._reached(given, found)
         return _copies(found)
 
-    def _reached(self, given: Places, found: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def _reached(self, given: OutputNumbers, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Those of ``found`` that autograd brings gradients of the outputs ``given``.
 
         The other outputs had gradients of zero, which make NaN of a derivative that is infinite.
@@ -137,7 +141,7 @@ class Recorded:
         reach = [self._pass.reach[place] for place in given]
         kept = [x if any(own[i] for own in reach) else None for i, x in enumerate(found)]
         if not all(grad.isfinite().all() for grad in kept if grad is not None):
-            recorded = " or ".join(str(sorted(way)) for way in self._pass.ways)
+            recorded = " or ".join(str(sorted(numbers)) for numbers in self._pass.gradient_sets)
             raise ConfigError(
                 f"gradients of outputs {sorted(given)} alone came to be infinite or NaN. CUDA "
                 f"graphs have recorded those of {recorded}, and take others for zeros: use the "
@@ -161,21 +165,21 @@ class _Replay(Function):
         ctx.set_materialize_grads(False)
         outputs = recorded.replay_forward()
         ctx.recorded = recorded
-        ctx.ticket, without_grad = recorded.begin(outputs)
+        ctx.pending, without_grad = recorded.begin(outputs)
         ctx.mark_non_differentiable(*without_grad)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.ticket.use()
+        ctx.pending.begin()
         return None, *ctx.recorded.replay_backward(grads)
 
 
 @contextmanager
 def _same_values(module: nn.Module, device: torch.device) -> Iterator[None]:
     """After it, buffers and other tensors that modules hold, but weights, have the same values."""
-    held = [x for x in ModuleState(module, device).tensors if not isinstance(x, Parameter)]
+    held = [x for x in ModuleSnapshot(module, device).tensors if not isinstance(x, Parameter)]
     memory = [x.untyped_storage() for x in held if not x.is_meta]
     kept = {each.data_ptr(): (each, each.clone()) for each in memory}
     try:
@@ -190,24 +194,23 @@ def _same_seeds(device: torch.device) -> Any:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-class Ticket:
+class PendingBackward:
     """A forward pass that was replayed; its backward pass may be yet to come."""
 
     def __init__(self, saved: Sequence[Tensor]) -> None:
         """Of ``saved`` the backward pass needs the values that they have now."""
-        self._saved, self._versions = saved, [tensor._version for tensor in saved]
-        self.used = False
+        self._saved, self.is_done = TensorVersions(saved), False
 
-    def use(self) -> None:
+    def begin(self) -> None:
         """Says that the backward pass comes now."""
-        if self.used:
+        if self.is_done:
             raise ConfigError(
                 "a second backward pass through one forward pass, whose activations CUDA graphs "
                 "have overwritten: add up the losses and call backward once, or parallelize "
                 "without cuda_graphs"
             )
-        self.used = True
-        if [tensor._version for tensor in self._saved] != self._versions:
+        self.is_done = True
+        if self._saved.have_changed():
             raise ConfigError(
                 "weights or buffers were written into between a forward pass and its backward "
                 "pass, which needs those of the forward pass: step the optimizer after the "
@@ -215,23 +218,23 @@ class Ticket:
             )
 
 
-class Turn:
-    """Whose activations lie in the memory that all recorded passes share."""
+class ActivationMemory:
+    """The memory of activations that all recorded passes share: one pass at a time uses it."""
 
     def __init__(self) -> None:
-        self._holder: Callable[[], Ticket | None] = lambda: None
+        self._user: Callable[[], PendingBackward | None] = lambda: None
 
     @property
-    def is_taken(self) -> bool:
+    def is_in_use(self) -> bool:
         """Whether a backward pass may still come that needs what lies there."""
-        ticket = self._holder()
-        return ticket is not None and not ticket.used
+        pending = self._user()
+        return pending is not None and not pending.is_done
 
-    def take(self, ticket: Ticket) -> None:
-        self._holder = weakref.ref(ticket)
+    def use_for(self, pending: PendingBackward) -> None:
+        self._user = weakref.ref(pending)
 
 
-def note_used(out: Any, note: Callable[[Places], None]) -> Any:
+def note_used(out: Any, note: Callable[[OutputNumbers], None]) -> Any:
     """``out``, with copies in it: ``note`` gets the places of those that get gradients.
 
     A hook of each tensor would not tell: one that others are computed from always gets a gradient.
@@ -249,7 +252,7 @@ def note_used(out: Any, note: Callable[[Places], None]) -> Any:
 class _Note(Function):
     @staticmethod
     def forward(
-        ctx: Any, note: Callable[[Places], None], places: list[int], *outputs: Tensor
+        ctx: Any, note: Callable[[OutputNumbers], None], places: list[int], *outputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.note, ctx.places = note, places
@@ -258,5 +261,5 @@ class _Note(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         pairs = zip(ctx.places, grads, strict=True)
-        ctx.note(Places(place for place, grad in pairs if grad is not None))
+        ctx.note(OutputNumbers(place for place, grad in pairs if grad is not None))
         return None, None, *grads

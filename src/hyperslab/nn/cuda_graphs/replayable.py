@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from hyperslab.nn.cuda_graphs.module_state import PLAIN, ModuleState, version_of
+from hyperslab.nn.module_snapshot import PLAIN, ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import fields_of, is_record, tensors_of
 from hyperslab.nn.slab import Slab
-from hyperslab.nn.trial_run import draws
+from hyperslab.nn.trial_run import rng_states
 from hyperslab.torch_private import tree_leaves
 
 
@@ -21,15 +21,14 @@ class CannotReplayError(Exception):
     """Why a pass cannot be recorded; it runs as if nobody had tried."""
 
 
-class Look:
+class StateBefore:
     """How things are before a pass, to tell what it changes."""
 
     def __init__(self, module: nn.Module, inputs: Sequence[Tensor]) -> None:
-        self.state = ModuleState(module, inputs[0].device)
+        self.state = ModuleSnapshot(module, inputs[0].device)
         weights = [x for x in self.state.tensors if isinstance(x, Parameter)]
-        self._fixed = [*weights, *inputs]
-        self._versions = [*map(version_of, self._fixed)]
-        self._torch, self._others = torch.get_rng_state(), draws()
+        self._fixed = TensorVersions([*weights, *inputs])
+        self._torch, self._others = torch.get_rng_state(), rng_states()
 
     def check(self, waits: Sequence[str]) -> None:
         """Raises where a replay would not have done the same."""
@@ -37,11 +36,11 @@ class Look:
             raise CannotReplayError(f"the host waits for the GPU in it, at {waits[0]}")
         if change := self.state.change():
             raise CannotReplayError(f"after it, {change}")
-        if [*map(version_of, self._fixed)] != self._versions:
+        if self._fixed.have_changed():
             raise CannotReplayError("it writes into its arguments or into a weight")
         if not torch.equal(torch.get_rng_state(), self._torch):
             raise CannotReplayError("it draws from torch's CPU generator")
-        if draws() != self._others:
+        if rng_states() != self._others:
             raise CannotReplayError("it draws random numbers from Python or numpy")
 
 
@@ -87,15 +86,17 @@ def _memory_of(tensor: Tensor) -> object:
     return tensor.untyped_storage().data_ptr() if has_memory else tensor
 
 
-def check_state(state: ModuleState) -> None:
+def check_state(snapshot: ModuleSnapshot) -> None:
     """Raises where changes of a module would not be noticed."""
-    if state.generators:
-        raise CannotReplayError(f"it holds a {type(state.generators[0]).__name__}, which may draw")
-    if state.odd:
+    if snapshot.generators:
+        raise CannotReplayError(
+            f"it holds a {type(snapshot.generators[0]).__name__}, which may draw"
+        )
+    if snapshot.untracked:
         raise CannotReplayError(
             "it holds a tensor, sparse or of inference mode, whose changes nobody sees"
         )
-    if any(not tensor.is_leaf for tensor in state.tensors):
+    if any(not tensor.is_leaf for tensor in snapshot.tensors):
         raise CannotReplayError("a tensor of it was computed from its weights before")
 
 

@@ -20,14 +20,21 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
+from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_windows as tile_windows
-from hyperslab.nn.depth_first.memory_estimate import Scale, current_scale
-from hyperslab.nn.depth_first.survey import Survey, Weights, survey, traits
-from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, alone, unjournaled
+from hyperslab.nn.depth_first.memory_estimate import MemoryCounter, current_counter
+from hyperslab.nn.depth_first.survey import Survey, survey
+from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, alone
 from hyperslab.nn.dispatch import settle
+from hyperslab.nn.module_snapshot import (
+    ParameterSlots,
+    TensorVersions,
+    TrainingModes,
+    plain_attributes,
+)
 from hyperslab.nn.parallel.outside_tensors import with_mean
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.nn.trial_run import Casts, draws, same_draws
+from hyperslab.nn.trial_run import Autocast, rng_states, same_draws, unjournaled
 from hyperslab.torch_private import tree_leaves, tree_map
 
 MOST_KEPT = 64
@@ -87,16 +94,16 @@ class DepthFirst:
             return False  # they would be called for every tile
         with same_draws() as before:
             try:
-                survey(self._run, alone(input), Weights(modules))
+                survey(self._run, alone(input), modules)
             except Exception:  # noqa: BLE001 - with whatever it is, it runs layer by layer
                 return False
-            return draws() == before  # others would differ from tile to tile
+            return rng_states() == before  # others would differ from tile to tile
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return self._compiled(*args, **kwargs)
-        if scale := current_scale():
-            return self._weighed(scale, args, kwargs)
+        if counter := current_counter():
+            return self._counted(counter, args, kwargs)
         if not self.picked:
             return self._run(*args, **kwargs)
         leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
@@ -104,11 +111,10 @@ class DepthFirst:
         if not slabs or 0 in slabs[0].shape:
             return self._run(*args, **kwargs)
         call = _Call(self._run, *_swapped((args, kwargs), slabs[0], _TILE))
-        settings = [(type(leaf), leaf) for leaf in leaves if leaf is not slabs[0]]
         try:
             self._check(slabs, leaves)
             settle(self._run, ())
-            found = self._surveyed(slabs[0], call, settings)
+            found = self._surveyed(slabs[0], call)
         except UnsupportedOp:
             if self._is_named:
                 raise
@@ -122,12 +128,15 @@ class DepthFirst:
             refuse_compiling(self._chain.name)
         return self._run(*args, **kwargs)
 
-    def _weighed(self, scale: Scale, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _counted(
+        self, counter: MemoryCounter, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs it layer by layer, for an estimate of the memory that it takes."""
         if len(args) != 1 or not isinstance(args[0], Tensor):
             return self._run(*args, **kwargs)
-        with scale.through(self.name, args[0]) as visit:
+        with counter.in_chain(self.name, args[0]) as run:
             out = self._run(*args, **kwargs)
-        visit.output = out if isinstance(out, Tensor) else None
+        run.output = out if isinstance(out, Tensor) else None
         return out
 
     def _check(self, slabs: Sequence[Slab], leaves: Sequence[Any]) -> None:
@@ -144,37 +153,60 @@ class DepthFirst:
         plan = plan_chain(grid, rank, x.layout, found.route, self.tile_numel)
         window = fetch(x.local, plan.exchange, x.mesh)
         wants_input, *wants = found.reaches
-        weights, casts = Weights(self._chain.modules), Casts.now(x.device)
-        seen = Seen.now(self._chain.modules, wants)
+        modules = self._chain.modules
+        slots, autocast = ParameterSlots(modules), Autocast.now(x.device)
+        state = _state_of(modules, slots, wants)
         job = _Pass(
-            self._chain.name, run, x.layout, x.mesh, found, plan, weights, wants, casts, seen
+            *(self._chain.name, run, x.layout, x.mesh, found, plan, modules),
+            *(slots, wants, autocast, TrainingModes(modules), state),
         )
         window = window if wants_input else window.detach()
         trained = with_mean(job.trained, x.mesh)
         local = _TileByTile.apply(job, window, *trained)  # type: ignore[no-untyped-call]
         return Slab(local, found.route.output, x.mesh)
 
-    def _surveyed(self, x: Slab, run: Callable[[TileSlab], Any], settings: Sequence[Any]) -> Survey:
+    def _surveyed(self, x: Slab, call: _Call) -> Survey:
         """What ``survey`` finds; it takes milliseconds, so it is kept."""
-        weights, casts = Weights(self._chain.modules), Casts.now(x.device)
-        kind = x.layout, x.dtype, x.device, x.requires_grad, memory_format_of(x.local), casts
-        key = (kind, *settings, traits(self._chain.modules, weights.parameters))
-        try:
-            hash(key)
-        except TypeError:  # arguments that nobody can tell whether they have changed
-            return self._survey(x, run, weights)
+        modules = self._chain.modules
+        args, kwargs = _swapped((call.args, call.kwargs), _TILE, x)
+        signature = call_signature(args, kwargs, x.device)
+        specs = [(p.shape, p.dtype, p.requires_grad) for p in ParameterSlots(modules).parameters]
+        key = signature, plain_attributes(modules), tuple(specs)
+        if signature is None or not _has_hash(key):  # nobody can tell whether it has changed
+            return self._survey(x, call)
         if key not in self._surveys:
             if len(self._surveys) == MOST_KEPT:
                 self._surveys.clear()
-            self._surveys[key] = self._survey(x, run, weights)
+            self._surveys[key] = self._survey(x, call)
         return self._surveys[key]
 
-    def _survey(self, x: Slab, run: Callable[[TileSlab], Any], weights: Weights) -> Survey:
+    def _survey(self, x: Slab, run: Callable[[TileSlab], Any]) -> Survey:
         try:
-            return survey(run, x, weights)
+            return survey(run, x, self._chain.modules)
         except UnsupportedOp as refusal:
             name = self._chain.name
             raise UnsupportedOp(f"{name}, a depth-first chain: {refusal}") from refusal
+
+
+def _has_hash(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _state_of(
+    modules: Sequence[nn.Module], slots: ParameterSlots, wants: Sequence[bool]
+) -> tuple[object, TensorVersions]:
+    """What layers depend on besides their inputs and the weights that autograd watches.
+
+    Two of them are equal if nothing has changed between.
+    """
+    pairs = zip(slots.parameters, wants, strict=True)
+    frozen = [parameter for parameter, is_wanted in pairs if not is_wanted]
+    buffers = [buffer for module in modules for buffer in module.buffers(recurse=False)]
+    return plain_attributes(modules, modes=False), TensorVersions((*frozen, *buffers))
 
 
 _TILE = object()
@@ -208,15 +240,19 @@ class _Pass:
     mesh: Mesh
     survey: Survey
     plan: ChainPlan
-    weights: Weights
+    modules: Sequence[nn.Module]
+    slots: ParameterSlots
     wants: Sequence[bool]
     """Whether each of the weights gets a gradient."""
-    casts: Casts
-    seen: Seen
+    autocast: Autocast
+    modes: TrainingModes
+    state: tuple[object, TensorVersions]
+    """Of the modules in the forward pass."""
 
     def check_unchanged(self) -> None:
         """Before layers are computed again."""
-        if not self.seen.is_still_so():
+        now = _state_of(self.modules, ParameterSlots(self.modules), self.wants)
+        if now != self.state:
             raise UnsupportedOp(
                 f"{self.name}, a depth-first chain, is computed again in the backward pass, and "
                 "since its forward pass an attribute, a buffer or a frozen weight in it was "
@@ -225,18 +261,18 @@ class _Pass:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        return [p for p, wants in zip(self.weights.parameters, self.wants, strict=True) if wants]
+        return [p for p, wants in zip(self.slots.parameters, self.wants, strict=True) if wants]
 
     def with_trained(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """All weights, with ``leaves`` in the place of those that get gradients."""
         rest = iter(leaves)
-        pairs = zip(self.weights.parameters, self.wants, strict=True)
+        pairs = zip(self.slots.parameters, self.wants, strict=True)
         return [next(rest) if wants else p for p, wants in pairs]
 
     def compute(self, piece: Tensor, tile: TileBoxes) -> Tensor:
         """The outputs of ``tile``, of the ``piece`` of the input that they read."""
         tape = Tape(self.source, self.survey.route.needs(tile.outputs))
-        with self.casts.again(), unjournaled():
+        with self.autocast.again(), unjournaled():
             try:
                 out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh, tape))
                 if out.whole != self.survey.route.output:
@@ -248,6 +284,12 @@ class _Pass:
                     f"a tensor of this shape, and made {self.survey.route.output.shape} of it: "
                     "what it does must depend on its modules' attributes and its arguments alone"
                 ) from None
+
+    def compute_again(self, leaves: Sequence[Tensor], piece: Tensor, tile: TileBoxes) -> Tensor:
+        """As ``compute``, in a graph from ``leaves`` in the place of weights that get gradients."""
+        weights = self.slots.replaced(self.with_trained(leaves))
+        with torch.enable_grad(), weights, self.modes.again():
+            return self.compute(piece, tile)
 
     def differentiate(
         self, out: Tensor, wanted: Sequence[Tensor], grad: Tensor
@@ -263,9 +305,9 @@ class _Pass:
 
     def empty_output(self, like: Tensor) -> Tensor:
         """Room for all outputs of this rank, laid out as the first tile is."""
-        kind = memory_format_of(like) if self.plan.tiles else self.survey.memory_format
-        shape, device = self.plan.outputs.shape, like.device
-        return torch.empty(shape, dtype=self.survey.dtype, device=device, memory_format=kind)
+        memory_format = memory_format_of(like) if self.plan.tiles else self.survey.memory_format
+        shape, dtype = self.plan.outputs.shape, self.survey.dtype
+        return torch.empty(shape, dtype=dtype, device=like.device, memory_format=memory_format)
 
 
 class _TileByTile(Function):
@@ -296,8 +338,7 @@ class _TileByTile(Function):
         for tile in job.plan.tiles:
             where = tile.reads.slices_in(job.plan.exchange.wanted)
             piece = _leaf(window[where]) if wants_window else window[where]
-            with torch.enable_grad(), job.weights.replaced(job.with_trained(leaves)):
-                out = job.compute(piece, tile)
+            out = job.compute_again(leaves, piece, tile)
             wanted = [*([piece] if wants_window else []), *leaves]
             found = job.differentiate(out, wanted, grad[tile.outputs.slices_in(job.plan.outputs)])
             if grad_window is not None:
@@ -319,31 +360,3 @@ def _leaf(x: Tensor) -> Tensor:
 def _add(total: Tensor, part: Tensor | None) -> None:
     if part is not None:
         total.add_(part)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What layers depend on besides their inputs and the weights that autograd watches."""
-
-    modules: Sequence[nn.Module]
-    wants: Sequence[bool]
-    attributes: object
-    tensors: Sequence[tuple[Tensor, int]]
-    """Buffers and frozen weights, and how often they had been written into."""
-
-    @classmethod
-    def now(cls, modules: Sequence[nn.Module], wants: Sequence[bool]) -> Seen:
-        parameters = zip(Weights(modules).parameters, wants, strict=True)
-        frozen = [p for p, is_wanted in parameters if not is_wanted]
-        buffers = [b for m in modules for b in m.buffers(recurse=False)]
-        found = [(t, t._version) for t in (*frozen, *buffers)]
-        return cls(modules, wants, traits(modules, (), modes=False), found)
-
-    def is_still_so(self) -> bool:
-        new = Seen.now(self.modules, self.wants)
-        pairs = [*zip(new.tensors, self.tensors, strict=False)]
-        return (
-            new.attributes == self.attributes
-            and len(new.tensors) == len(self.tensors)
-            and all(a is b and m == n for (a, m), (b, n) in pairs)
-        )

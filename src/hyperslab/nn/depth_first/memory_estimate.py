@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,18 +13,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyperslab.kernels import fused
-from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
-from hyperslab.nn.depth_first.survey import ReadOnly, Weights
 from hyperslab.nn.op import OPS
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.nn.trial_run import Casts, untouched
+from hyperslab.nn.trial_run import ReadOnly, no_trace, trial_run, without_values
 from hyperslab.torch_private import (
     FakeTensorMode,
-    fake_tensor_mode,
     tree_leaves,
     tree_map,
-    untraced,
 )
 
 MOST_FUSED = 3
@@ -33,7 +29,7 @@ BITS = 8
 
 
 @dataclass
-class Visit:
+class ChainRun:
     """One run through a chain."""
 
     chain: str
@@ -47,37 +43,39 @@ class Visit:
 
 
 @dataclass
-class Call:
+class CountedCall:
     """One torch function."""
 
     function: Callable[..., Any]
-    visit: Visit | None
+    chain_run: ChainRun | None
     """The run through a chain that it is part of."""
     largest: int
     """The elements of its largest tensor."""
     passing: int
     """The bytes of what it reads and makes, or of their gradients."""
     keeps: dict[int, int] = field(default_factory=dict)
-    """The bytes that its gradient needs, by the tensors' places in memory."""
+    """The bytes that its gradient needs, by the tensors' storages."""
 
 
 @dataclass(frozen=True)
-class Weight:
+class MemoryEstimate:
     """What a step over the whole batch keeps. All is in bytes."""
 
-    calls: Sequence[Call]
-    given: Collection[int]
-    """The places of tensors that are there anyway."""
+    calls: Sequence[CountedCall]
+    existing: Collection[int]
+    """The storages of tensors that exist anyway."""
 
     @property
-    def visits(self) -> list[Visit]:
-        found = {id(call.visit): call.visit for call in self.calls if call.visit is not None}
+    def chain_runs(self) -> list[ChainRun]:
+        found = {
+            id(call.chain_run): call.chain_run for call in self.calls if call.chain_run is not None
+        }
         return list(found.values())
 
     def within(self, chain: str) -> float:
         """The most that exists at a time inside the chain, layer by layer."""
-        calls = [call for call in self.calls if call.visit and call.visit.chain == chain]
-        return Weight(calls, self.given).peak({})
+        calls = [call for call in self.calls if call.chain_run and call.chain_run.chain == chain]
+        return MemoryEstimate(calls, self.existing).peak({})
 
     def peak(self, tiles: Mapping[str, int], share: float = 1.0) -> float:
         """The most that exists at a time, on a rank that has a ``share`` of everything.
@@ -86,31 +84,37 @@ class Weight:
         elements. A call's gradient needs what it and the calls before it keep; memory is needed
         for what passes through it besides.
         """
-        kept, most, total = set(self.given), 0.0, 0.0
-        for visit, calls in self._stretches(tiles):
-            if visit is None:
+        kept, most, total = set(self.existing), 0.0, 0.0
+        for chain_run, calls in self._stretches(tiles):
+            if chain_run is None:
                 for call in calls:
                     total += _new(call.keeps, kept)
                     most = max(most, total + call.passing)
                 continue
-            total += _new({_place(visit.input): _nbytes(visit.input)}, kept)
+            total += _new({_storage_id(chain_run.input): _nbytes(chain_run.input)}, kept)
             largest = share * max(1, *(call.largest for call in calls))
-            within = Weight(calls, kept).peak({}) * min(1.0, tiles[visit.chain] / largest)
-            ends = sum(_nbytes(end) for end in visit.ends if _place(end) not in self.given)
+            within = MemoryEstimate(calls, kept).peak({}) * min(
+                1.0, tiles[chain_run.chain] / largest
+            )
+            ends = sum(
+                _nbytes(end) for end in chain_run.ends if _storage_id(end) not in self.existing
+            )
             most = max(most, total + ends + within)
         return share * most
 
-    def _stretches(self, tiles: Collection[str]) -> Iterator[tuple[Visit | None, list[Call]]]:
+    def _stretches(
+        self, tiles: Collection[str]
+    ) -> Iterator[tuple[ChainRun | None, list[CountedCall]]]:
         """Calls in a row, of one run through a chain in ``tiles`` or of none."""
-        row: list[Call] = []
-        before: Visit | None = None
+        row: list[CountedCall] = []
+        before: ChainRun | None = None
         for call in self.calls:
-            visit = call.visit if call.visit and call.visit.chain in tiles else None
-            if row and visit is not before:
+            chain_run = call.chain_run if call.chain_run and call.chain_run.chain in tiles else None
+            if row and chain_run is not before:
                 yield before, row
                 row = []
             row.append(call)
-            before = visit
+            before = chain_run
         if row:
             yield before, row
 
@@ -122,26 +126,26 @@ def _new(keeps: Mapping[int, int], kept: set[int]) -> int:
     return sum(new.values())
 
 
-_SCALES: list[Scale] = []
+_COUNTERS: list[MemoryCounter] = []
 
 
-def current_scale() -> Scale | None:
-    """What weighs the running forward pass, if anything does."""
-    return _SCALES[-1] if _SCALES else None
+def current_counter() -> MemoryCounter | None:
+    """What counts the memory of the running forward pass, if anything does."""
+    return _COUNTERS[-1] if _COUNTERS else None
 
 
-class Scale(TorchFunctionMode):
+class MemoryCounter(TorchFunctionMode):
     """Notes every torch function and what its gradient needs."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self.given: set[int] = set()
-        """The places of tensors that are there anyway."""
+        self.calls: list[CountedCall] = []
+        self.existing: set[int] = set()
+        """The storages of tensors that exist anyway."""
         self._fuses = device.type == "cuda" and fused.is_measured(device)
-        self._visit: Visit | None = None
-        self._call: Call | None = None
-        self._alive: list[Any] = []  # so that no place in memory is taken twice
+        self._chain_run: ChainRun | None = None
+        self._call: CountedCall | None = None
+        self._alive: list[Any] = []  # so that no two storages have one id
 
     def __torch_function__(
         self,
@@ -151,7 +155,7 @@ class Scale(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        self._call = call = Call(func, self._visit, 0, 0)
+        self._call = call = CountedCall(func, self._chain_run, 0, 0)
         out = func(*args, **kwargs)
         read = [t for t in tree_leaves((args, kwargs)) if self._passes(t)]
         made = [*filter(_is_tensor, tree_leaves(out))]
@@ -169,7 +173,7 @@ class Scale(TorchFunctionMode):
         """Whether ``x``, or its gradient, takes memory that is not taken anyway."""
         if not isinstance(x, Tensor) or isinstance(x, nn.Parameter):
             return False
-        return x.requires_grad or _place(x) not in self.given
+        return x.requires_grad or _storage_id(x) not in self.existing
 
     def _is_fused(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -180,7 +184,7 @@ class Scale(TorchFunctionMode):
         fits = max(window.kernel for window in windows) <= MOST_FUSED
         return fits and args[0].ndim > 3 and args[0].numel() >= fused.MIN_NUMEL
 
-    def _fuse(self, pool: Call, read: Tensor, made: Tensor) -> None:
+    def _fuse(self, pool: CountedCall, read: Tensor, made: Tensor) -> None:
         """Has a pool keep a bit of every input, or a byte of every output, in place of both."""
         if self.calls and self.calls[-1].function in ACTIVATIONS:
             self.calls.pop()
@@ -191,25 +195,25 @@ class Scale(TorchFunctionMode):
         """Hears of a tensor that a gradient needs."""
         if self._call is not None:
             self._alive.append(saved)
-            self._call.keeps[_place(saved)] = _nbytes(saved)
+            self._call.keeps[_storage_id(saved)] = _nbytes(saved)
         return saved
 
     @contextmanager
-    def through(self, chain: str, input: Tensor) -> Iterator[Visit]:
+    def in_chain(self, chain: str, input: Tensor) -> Iterator[ChainRun]:
         """Within it, functions are parts of the chain."""
-        before, self._visit = self._visit, Visit(chain, input)
+        before, self._chain_run = self._chain_run, ChainRun(chain, input)
         self._alive.append(input)
         try:
-            yield self._visit
+            yield self._chain_run
         finally:
-            self._visit = before
+            self._chain_run = before
 
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, Tensor)
 
 
-def _place(x: Tensor) -> int:
+def _storage_id(x: Tensor) -> int:
     return int(x.untyped_storage()._cdata)
 
 
@@ -217,60 +221,48 @@ def _nbytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
-def weigh(
+def estimate_memory(
     run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module, device: torch.device
-) -> Weight:
+) -> MemoryEstimate:
     """Follows the whole batch through ``run``, the forward pass of ``module``.
 
     Plain tensors without values stand for Slabs and parameters. Hooks do not run, and the module
     stays as it is. Raises what the module does.
     """
-    weights, scale = Weights(list(module.modules())), Scale(device)
-    valueless = fake_tensor_mode()
-    leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
-    with ExitStack() as stack:
-        for mode in (
-            untraced(),
-            untouched(module),
-            weights.replaced(leaves),
-            valueless,
-            ReadOnly(),  # type: ignore[no-untyped-call]
-            Casts.now(device).again(),
-            torch.autograd.graph.saved_tensors_hooks(scale.keep, lambda saved: saved),
-            _in_use(scale),
-        ):
-            stack.enter_context(mode)
-        _replace_buffers(module, valueless)
-        args, kwargs = tree_map(_valueless, (args, kwargs), is_leaf=is_slab)
+    counter, guard = MemoryCounter(device), ReadOnly()  # type: ignore[no-untyped-call]
+    with (
+        no_trace(module, device),
+        trial_run([*module.modules()], device, guard, counter.keep) as trial,
+        _in_use(counter),
+    ):
+        buffers = _replace_buffers(module, trial.mode)
+        args, kwargs = tree_map(_without_values, (args, kwargs), is_leaf=is_slab)
         inputs = filter(_is_tensor, tree_leaves((args, kwargs)))
-        scale.given.update(map(_place, (*inputs, *leaves, *module.buffers())))
-        stack.enter_context(scale)
-        run(*args, **kwargs)
-        return Weight(scale.calls, scale.given)
+        counter.existing.update(map(_storage_id, (*inputs, *trial.leaves, *buffers)))
+        with counter:
+            run(*args, **kwargs)
+    return MemoryEstimate(counter.calls, counter.existing)
 
 
-def _replace_buffers(module: nn.Module, mode: FakeTensorMode) -> None:
+def _replace_buffers(module: nn.Module, mode: FakeTensorMode) -> list[Tensor]:
     """Has buffers without values, so that nothing is written into those with values."""
     for part in module.modules():
-        named = part._buffers.items()
-        part._buffers.update({name: x if x is None else mode.from_tensor(x) for name, x in named})
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else mode.from_tensor(buffer)
+    return [*module.buffers()]
 
 
 @contextmanager
-def _in_use(scale: Scale) -> Iterator[None]:
-    _SCALES.append(scale)
+def _in_use(counter: MemoryCounter) -> Iterator[None]:
+    _COUNTERS.append(counter)
     try:
         yield
     finally:
-        _SCALES.pop()
+        _COUNTERS.pop()
 
 
-def _valueless(leaf: Any) -> Any:
-    if not isinstance(leaf, Slab):
-        return leaf
-    kind = memory_format_of(leaf.local)
-    like: dict[str, Any] = {"dtype": leaf.dtype, "device": leaf.device, "memory_format": kind}
-    return torch.empty(leaf.shape, **like).requires_grad_(leaf.requires_grad)
+def _without_values(leaf: Any) -> Any:
+    return without_values(leaf) if isinstance(leaf, Slab) else leaf
 
 
 def gib(nbytes: float) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from hyperslab.comm.collectives import reduce_least
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
-from hyperslab.nn.depth_first.memory_estimate import Weight, gib, weigh
+from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory, gib
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("hyperslab")
 MARGIN = 1.1
 """How much more than what tensors take must be free: for workspaces, and gaps between tensors."""
 MAX_GROWTH = 1 << 12
-"""A step keeps at most as many times its inputs: where more is free, it is not weighed."""
+"""A step keeps at most as many times its inputs: where more is free, nothing is counted."""
 PER_WEIGHT = 4
 """A weight's gradient, its place in a message, and two numbers of an optimizer."""
 
@@ -57,8 +57,8 @@ class MemoryWatch:
             return
         leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
         slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
-        kind = self._mesh.device.type
-        key = torch.is_autocast_enabled(kind), *((slab.dtype, slab.ndim) for slab in slabs)
+        device_type = self._mesh.device.type
+        key = torch.is_autocast_enabled(device_type), *((slab.dtype, slab.ndim) for slab in slabs)
         numel = sum(slab.numel() for slab in slabs)
         if numel > self._largest.get(key, 0):
             self._largest[key] = numel
@@ -69,25 +69,27 @@ class MemoryWatch:
         free, piece = reduce_least("comparing free memory", numbers, self._mesh)
         if -piece * largest.local.itemsize * MAX_GROWTH <= free:
             return
-        weight = self._weigh(args, kwargs)
-        chains = [] if weight is None else self._usable(weight)
-        traits = None if weight is None else [(c.passing, *c.keeps.values()) for c in weight.calls]
+        estimate = self._estimate(args, kwargs)
+        chains = [] if estimate is None else self._usable(estimate)
+        traits = (
+            None if estimate is None else [(c.passing, *c.keeps.values()) for c in estimate.calls]
+        )
         digest = crc32(repr((traits, [chain.name for chain in chains])).encode())
         least = reduce_least("comparing what a step keeps", (digest, -digest), self._mesh)
-        if weight is not None and least[0] == -least[1]:  # all ranks found the same
-            self._pick(weight, chains, free, -piece / largest.numel())
+        if estimate is not None and least[0] == -least[1]:  # all ranks found the same
+            self._pick(estimate, chains, free, -piece / largest.numel())
 
-    def _weigh(self, args: Any, kwargs: Any) -> Weight | None:
+    def _estimate(self, args: Any, kwargs: Any) -> MemoryEstimate | None:
         try:
-            return weigh(self._run, args, kwargs, self._module, self._mesh.device)
+            return estimate_memory(self._run, args, kwargs, self._module, self._mesh.device)
         except Exception as error:  # noqa: BLE001 - what fails without values may well run with them
             _log.debug("the memory of a step is not known: %s", error)
             return None
 
-    def _usable(self, weight: Weight) -> list[DepthFirst]:
+    def _usable(self, estimate: MemoryEstimate) -> list[DepthFirst]:
         """The chains that can be computed tile by tile, those with most between layers first."""
-        inputs = {visit.chain: visit.input for visit in weight.visits}
-        sizes = {name: weight.within(name) for name in inputs}
+        inputs = {run.chain: run.input for run in estimate.chain_runs}
+        sizes = {name: estimate.within(name) for name in inputs}
         found = [
             chain
             for chain in self._chains
@@ -95,9 +97,11 @@ class MemoryWatch:
         ]
         return sorted(found, key=lambda chain: -sizes[chain.name])
 
-    def _pick(self, weight: Weight, chains: Sequence[DepthFirst], free: int, share: float) -> None:
+    def _pick(
+        self, estimate: MemoryEstimate, chains: Sequence[DepthFirst], free: int, share: float
+    ) -> None:
         def needs(tiles: Tiles) -> float:
-            return MARGIN * weight.peak(tiles, share) + self._weight_bytes
+            return MARGIN * estimate.peak(tiles, share) + self._weight_bytes
 
         now = {chain.name: chain.tile_numel for chain in chains if chain.picked}
         names = [chain.name for chain in chains]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +12,11 @@ from torch import Tensor, nn
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Route, Window
-from hyperslab.nn.depth_first.tile_slab import Tape, TileSlab, unjournaled
+from hyperslab.nn.depth_first.tile_slab import Tape, TileSlab
 from hyperslab.nn.slab import Slab
+from hyperslab.nn.trial_run import ReadOnly, trial_run, without_values
 from hyperslab.torch_private import (
     DataDependentOutputException,
-    FakeTensor,
-    TorchDispatchMode,
-    fake_tensor_mode,
-    tree_leaves,
-    untraced,
 )
 
 
@@ -36,75 +31,14 @@ class Survey:
     """Whether the input, and then each of the weights, gets a gradient from the output."""
 
 
-class Weights:
-    """The parameters of a chain's modules, which can stand aside for others, and their mode."""
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        named = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
-        found = {id(p): p for _, _, p in named if p is not None}
-        numbers = {key: number for number, key in enumerate(found)}
-        self.parameters = list(found.values())
-        self._places = [(t, name, numbers[id(p)]) for t, name, p in named if p is not None]
-        self._modes = [(module, module.training) for module in modules]
-
-    @contextmanager
-    def replaced(self, others: Sequence[Tensor]) -> Iterator[None]:
-        """Within it, modules have ``others`` in the place of their parameters.
-
-        They also are in training or evaluation as they were when this was made.
-        """
-        kept = [(table, name, table[name]) for table, name, _ in self._places]
-        modes = [(module, module.training) for module, _ in self._modes]
-        try:
-            for table, name, number in self._places:
-                table[name] = others[number]  # type: ignore[assignment]
-            _set_modes(self._modes)
-            yield
-        finally:
-            for table, name, parameter in kept:
-                table[name] = parameter
-            _set_modes(modes)
-
-
-def traits(
-    modules: Sequence[nn.Module], parameters: Sequence[Tensor], *, modes: bool = True
-) -> tuple[object, ...]:
-    """What the modules do, as far as their attributes tell, and which gradients there are.
-
-    Without ``modes``, whether they train does not count.
-    """
-    plain = (int, float, str, tuple, torch.dtype)
-    attributes = [
-        (
-            type(module),
-            *(
-                (k, v)
-                for k, v in module.__dict__.items()
-                if isinstance(v, plain) and (modes or k != "training")
-            ),
-        )
-        for module in modules
-    ]
-    return *attributes, *((p.shape, p.dtype, p.requires_grad) for p in parameters)
-
-
-def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
-    for module, training in modes:
-        module.training = training
-
-
-def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
+def survey(run: Callable[[TileSlab], Any], x: Slab, modules: Sequence[nn.Module]) -> Survey:
     """Follows the whole of ``x`` through ``run``, on tensors that have no values.
 
     Raises what cannot be computed tile by tile, on all ranks alike and before any message.
     """
-    leaves = [nn.Parameter(p.detach(), p.requires_grad) for p in weights.parameters]
-    with ExitStack() as stack:
-        for mode in (*_unheard(), weights.replaced(leaves)):
-            stack.enter_context(mode)
-        for watch in (fake_tensor_mode(), _Guard()):  # type: ignore[no-untyped-call]
-            stack.enter_context(watch)
-        source = _valueless(x)
+    guard = _TileGuard()  # type: ignore[no-untyped-call]
+    with trial_run(modules, x.device, guard) as trial:
+        source, leaves = without_values(x), trial.leaves
         given = source.clone()  # not a leaf, which nothing can be written into
         before, tape = given._version, Tape(x.layout)
         try:
@@ -128,41 +62,7 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, weights: Weights) -> Survey:
         return Survey(route, out.dtype, memory_format_of(out.local), reaches)
 
 
-def _unheard() -> tuple[AbstractContextManager[Any], ...]:
-    """Modes in which a graph is made that nothing around it knows of."""
-    keep = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
-    return untraced(), torch.inference_mode(False), torch.enable_grad(), keep, unjournaled()
-
-
-def _valueless(x: Slab) -> Tensor:
-    """The whole of ``x``, in the current mode."""
-    kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device, "requires_grad": x.requires_grad}
-    return torch.empty(x.shape, memory_format=memory_format_of(x.local), **kind)
-
-
-class ReadOnly(TorchDispatchMode):
-    """Refuses to write into tensors with values."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        for number, argument in enumerate(func._schema.arguments):
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            if argument.is_write and any(map(_is_real, tree_leaves(value))):
-                raise UnsupportedOp(
-                    f"{func} writes into a tensor of the module, which would happen once for every "
-                    "tile of a depth-first chain (BatchNorm in training does so): name modules "
-                    "without it in depth_first"
-                )
-        return func(*args, **kwargs)
-
-
-class _Guard(ReadOnly):
+class _TileGuard(ReadOnly):
     """Refuses what would be done once for every tile, or differently in each."""
 
     def __torch_dispatch__(
@@ -178,10 +78,6 @@ class _Guard(ReadOnly):
                 "depth-first chain: name modules without it in depth_first"
             )
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
 def _check_result(out: Any) -> None:

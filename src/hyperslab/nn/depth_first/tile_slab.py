@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Never
@@ -11,7 +10,6 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES, AnyWindow, Box, Grid, Layout, Step
@@ -161,16 +159,6 @@ def alone(x: Tensor) -> Slab:
 @lru_cache
 def _lone_mesh(device: torch.device) -> Mesh:
     return Mesh(Grid((1,) * len(AXES)), 0, device, None, timedelta())
-
-
-@contextmanager
-def unjournaled() -> Iterator[None]:
-    """Within it, functions may run that do not run on all ranks alike."""
-    count = journal.count
-    try:
-        yield
-    finally:
-        journal.forget_since(count)
 
 
 def _numbers(tiles: Sequence[TileSlab]) -> tuple[int, ...]:

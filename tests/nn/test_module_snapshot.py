@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyperslab.nn.cuda_graphs.module_state import ModuleState
+from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 
 CPU = torch.device("cpu")
 
@@ -67,26 +67,26 @@ CHANGES = {
 def test_changes_are_noticed(what):
     cls = type("Holder", (Holder,), {"scale": 1.0, "table": {"a": 1}, "__module__": "mine"})
     module = cls()
-    state = ModuleState(module, CPU)
-    assert not state.change()
+    snapshot = ModuleSnapshot(module, CPU)
+    assert not snapshot.change()
     CHANGES[what](module)
-    assert state.change()
+    assert snapshot.change()
 
 
 def test_what_is_equal_has_not_changed():
     module = Holder()
-    state = ModuleState(module, CPU)
+    snapshot = ModuleSnapshot(module, CPU)
     module.count = int("1000")
     module.words[0] = "".join(["a", ""])
     with torch.no_grad():
         module.linear.weight += 1
         module.masks[0].zero_()
-    assert not state.change()
+    assert not snapshot.change()
 
 
 def test_the_memory_that_tensors_had_is_kept():
     module = Holder()
-    state = ModuleState(module, CPU)
+    snapshot = ModuleSnapshot(module, CPU)
     mask, storage = weakref.ref(module.masks[0]), module.linear.weight.untyped_storage()
     module.masks.clear()
     module.linear.weight.data = torch.ones(3, 3)
@@ -94,20 +94,51 @@ def test_the_memory_that_tensors_had_is_kept():
     del storage
     gc.collect()
     assert mask() is not None
-    assert address in [x.untyped_storage().data_ptr() for x in state._memory]
+    assert address in [x.untyped_storage().data_ptr() for x in snapshot._memory]
 
 
 def test_values_count_where_they_are_not_on_the_device():
     module = Holder()
-    state = ModuleState(module, torch.device("meta"))
-    assert not state.change()
+    snapshot = ModuleSnapshot(module, torch.device("meta"))
+    assert not snapshot.change()
     module.masks[0].zero_()
-    assert state.change()
+    assert snapshot.change()
 
 
 def test_tensors_without_a_place_in_memory_are_told_apart():
     module = Holder()
     module.edges = torch.eye(3).to_sparse()
-    state = ModuleState(module, CPU)
-    assert state.odd == [module.edges]
-    assert not state.change()
+    snapshot = ModuleSnapshot(module, CPU)
+    assert snapshot.untracked == [module.edges]
+    assert not snapshot.change()
+
+
+def test_what_was_changed_is_put_back():
+    module = Holder()
+    snapshot, weight = ModuleSnapshot(module, CPU), module.linear.weight
+    module.count, module.other = 0, 1
+    module.words.append("c")
+    module.queue.rotate()
+    module.names.clear()
+    module.deep["x"][0].clear()
+    module.deep["parts"][0].bias = None
+    module.linear.weight = nn.Parameter(torch.zeros(3, 3))
+    module.linear.register_forward_hook(print)
+    del module.masks
+    assert snapshot.change()
+    snapshot.restore()
+    assert not snapshot.change()
+    assert module.linear.weight is weight
+    assert not hasattr(module, "other")
+    assert (module.count, module.words, [*module.queue]) == (1000, ["a", "b"], [1, 2])
+
+
+def test_versions_tell_of_writes_and_of_other_tensors():
+    x, y = torch.ones(2), torch.ones(2)
+    before = TensorVersions([x])
+    assert before == TensorVersions([x])
+    assert before != TensorVersions([y])
+    assert before != TensorVersions([x, y])
+    x.add_(1)
+    assert before.have_changed()
+    assert before != TensorVersions([x])

@@ -1,9 +1,9 @@
-"""A pass of a module on tensors of its own."""
+"""A pass of a module whose inputs, weights, seeds and gradients lie at fixed places in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Never
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
-from hyperslab.nn.cuda_graphs.module_state import PLAIN
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
+from hyperslab.nn.module_snapshot import PLAIN, ParameterSlots
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_flatten, tree_unflatten
@@ -20,11 +20,11 @@ from hyperslab.torch_private import tree_flatten, tree_unflatten
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a pass."""
 
-Places = frozenset[int]
+OutputNumbers = frozenset[int]
 """Of some of the tensors that a pass returns."""
 
 
-class OwnPass:
+class StaticPass:
     """A pass like that of ``run`` on ``given``, to be run again and again in the same memory.
 
     Its inputs, the seeds of its random numbers and the gradients of its outputs are tensors that
@@ -36,50 +36,51 @@ class OwnPass:
         self._run, self._makers, self._module = run, [_maker(leaf) for leaf in leaves], module
         self.inputs = [_twin(tensor) for tensor in tensors_in(leaves)]
         self.device, self._wants = self.inputs[0].device, [x.requires_grad for x in self.inputs]
-        self.seeds, self.stand_ins = Seeds(self.device), StandIns(module)
+        self.seeds, self.weights = StaticSeeds(self.device), StaticWeights(module)
         self.out: Any = None
         """What the last run returned."""
         self.outputs: list[Tensor] = []
         """The tensors in it."""
         self.grads: dict[int, Tensor] = {}
         """The gradients of outputs, by their places; those without any are not here."""
-        self.ways: list[Places] = []
-        """Which outputs' gradients have a backward pass of their own; the last one is of all."""
+        self.gradient_sets: list[OutputNumbers] = []
+        """Outputs whose gradients have a backward pass of their own; the last set has all."""
 
     def forward(self) -> list[Tensor]:
         tensors = iter(self.inputs)
         args, kwargs = tree_unflatten([make(tensors) for make in self._makers], self._spec)
-        with self.stand_ins.installed(), self.seeds.given(), _without_autocast_cache():
+        with self.weights.installed(), self.seeds.given(), _without_autocast_cache():
             self.out = self._run(*args, **kwargs)
             self.outputs = tensors_of(self.out)
         return self.outputs
 
-    def backward(self, way: Places) -> Sequence[Tensor | None]:
+    def backward(self, wanted: OutputNumbers) -> Sequence[Tensor | None]:
         """The gradients of inputs and weights, as ``sources`` has them."""
-        outputs, grads = [self.outputs[i] for i in way], [self.grads[i] for i in way]
+        outputs = [self.outputs[i] for i in wanted]
+        grads = [self.grads[i] for i in wanted]
         with (
-            self.stand_ins.installed(),
+            self.weights.installed(),
             self.seeds.refused(),
             torch.autocast(self.device.type, enabled=False),
             torch.autograd.set_multithreading_enabled(False),  # who draws does it in this thread
         ):
-            sources, others_follow = self._own_sources(), way != self.ways[-1]
+            sources, others_follow = self._own_sources(), wanted != self.gradient_sets[-1]
             return torch.autograd.grad(
                 outputs, sources, grads, retain_graph=others_follow, allow_unused=True
             )
 
     def run(self) -> None:
         self.forward()
-        for way in self.ways:
-            self.backward(way)
+        for wanted in self.gradient_sets:
+            self.backward(wanted)
 
     def forget(self) -> None:
         """Lets go of what the last run keeps; autograd will know nothing of it."""
         self.out, self.outputs = None, []
         self.inputs = [x.detach().requires_grad_(x.requires_grad) for x in self.inputs]
-        self.stand_ins = StandIns(self._module)
+        self.weights = StaticWeights(self._module)
 
-    def find_sources(self, usual: Places | None) -> None:
+    def find_sources(self, usual: OutputNumbers | None) -> None:
         """Looks, after a forward pass, where gradients come from and go to.
 
         Those of the outputs ``usual`` are expected to come together.
@@ -87,7 +88,7 @@ class OwnPass:
         found = {i: leaves_under(out) for i, out in enumerate(self.outputs) if out.requires_grad}
         leaves = {key for each in found.values() for key in each}
         wanted = [place for place, own in enumerate(self.inputs) if id(own) in leaves]
-        twins = enumerate(self.stand_ins.twins)
+        twins = enumerate(self.weights.twins)
         reached = [place for place, twin in twins if id(twin) in leaves]
         if [x.requires_grad for x in self.inputs] != self._wants:
             raise CannotReplayError("it decides that an argument gets gradients")
@@ -96,13 +97,13 @@ class OwnPass:
         self._wanted, self._reached = wanted, reached
         self.reach = {i: [id(s) in each for s in self._own_sources()] for i, each in found.items()}
         self.grads = {place: torch.ones_like(self.outputs[place]) for place in found}
-        every = Places(found)
-        ways = [usual, every] if usual and usual < every else [every]
-        self.ways = ways if every else []
+        every = OutputNumbers(found)
+        sets = [usual, every] if usual and usual < every else [every]
+        self.gradient_sets = sets if every else []
         self.saved = saved_under(self.outputs)
 
     def _own_sources(self) -> list[Tensor]:
-        return self.sources(self.inputs, self.stand_ins.twins)
+        return self.sources(self.inputs, self.weights.twins)
 
     def sources(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """Those of ``inputs`` and ``weights`` that get gradients."""
@@ -141,7 +142,7 @@ def _without_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
-class StandIns:
+class StaticWeights:
     """For each weight of ``module`` one that no other pass has used.
 
     Autograd brings the gradient of a weight to the stream on which the weight was used first, as
@@ -150,31 +151,18 @@ class StandIns:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.weights = [*module.parameters()]
-        self.twins = [_twin_of(weight) for weight in self.weights]
-        twins = {id(weight): twin for weight, twin in zip(self.weights, self.twins, strict=True)}
-        self._places = [
-            (part._parameters, name, weight, twins[id(weight)])
-            for part in module.modules()
-            for name, weight in part._parameters.items()
-            if weight is not None
-        ]
+        self._slots = ParameterSlots(module.modules())
+        self.originals = self._slots.parameters
+        self.twins = [_twin_of(weight) for weight in self.originals]
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Within it the module has them in place of its weights."""
-        for table, name, _, twin in self._places:
-            table[name] = twin
-        try:
-            yield
-        finally:
-            for table, name, weight, _ in self._places:
-                table[name] = weight
+        return self._slots.replaced(self.twins)
 
     def check(self) -> None:
         if any(twin.grad is not None for twin in self.twins):
             raise CannotReplayError("its backward pass adds to gradients of weights by itself")
-        pairs = zip(self.weights, self.twins, strict=True)
+        pairs = zip(self.originals, self.twins, strict=True)
         if any(weight.data_ptr() != twin.data_ptr() for weight, twin in pairs):
             raise CannotReplayError("it moves weights in memory, as recurrent layers do")
 
@@ -187,7 +175,7 @@ def _twin_of(weight: Parameter) -> Parameter:
     return twin
 
 
-class Seeds:
+class StaticSeeds:
     """What a pass draws, in a tensor that is filled anew before each replay.
 
     The numbers are those that an ordinary pass would draw, in the same order.

@@ -1,10 +1,15 @@
-"""What a module's passes depend on besides their arguments, so that changes are noticed."""
+"""The state of a module: what its passes depend on besides their arguments.
+
+``ModuleSnapshot`` tells what has changed and can put it back. ``plain_attributes`` is the part of
+the state that has a hash, ``TensorVersions`` tells whether tensors were written into.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import is_, methodcaller
 from types import BuiltinMethodType, MethodType
@@ -16,10 +21,21 @@ from torch import Tensor, nn
 
 from hyperslab.nn.slab import Slab
 
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+"""What is compared by its value, and never changes."""
+
+_GENERATORS = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.RandomState,
+)
+_UNCHANGING = (tuple, frozenset)
 _END = object()
 
 
-class ModuleState:
+class ModuleSnapshot:
     """The attributes, parameters and buffers of a module and its parts, as they are now.
 
     So are plain attributes of their classes, and what lies in lists, dicts, sets and tuples. All
@@ -29,15 +45,15 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         """Of tensors that are not on ``device`` the values count too."""
-        found = Reachable(module)
+        found = _Contents(module)
         self.parts, self.generators = found.parts, found.generators
-        self.tensors = [x for x in found.tensors if _is_seen(x, device)]
-        self.odd = [x for x in found.tensors if not _is_seen(x, device)]
+        self.tensors = [x for x in found.tensors if _is_tracked(x, device)]
+        self.untracked = [x for x in found.tensors if not _is_tracked(x, device)]
         """Tensors whose changes cannot be noticed."""
         self._here = [x for x in self.tensors if x.device == device]
         self._memory = [x.detach() for x in self._here]
         self._elsewhere = [x for x in self.tensors if x.device != device]
-        self._kinds = self._find_kinds()
+        self._specs = self._find_specs()
         self._holders = [*found.tables, *found.containers]
         self._held = [_content(holder) for _, holder in self._holders]
         self._tables = [table for _, table in found.tables if isinstance(table, dict) and table]
@@ -48,6 +64,22 @@ class ModuleState:
         self._lengths = [*map(len, self._lists)]
         self._values = [*self._find_values()]
 
+    def restore(self) -> None:
+        """Puts back the attributes of modules, and what their lists, dicts and sets held.
+
+        Values of tensors and attributes of classes stay as they are.
+        """
+        for (_, holder), held in zip(self._holders, self._held, strict=True):
+            if isinstance(holder, dict):
+                holder.clear()
+                holder.update(held)
+            elif isinstance(holder, list | deque):
+                holder.clear()
+                holder.extend(held.values())
+            elif isinstance(holder, set):
+                holder.clear()
+                holder.update(held.values())
+
     def _find_values(self) -> Iterator[object]:
         return chain(
             chain.from_iterable(map(dict.values, self._tables)),
@@ -56,16 +88,16 @@ class ModuleState:
             (_END,),
         )
 
-    def _find_kinds(self) -> list[object]:
+    def _find_specs(self) -> list[object]:
         here = [x.requires_grad for x in self._here], [x.dtype for x in self._here]
         elsewhere = [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in self._elsewhere]
-        return [*here, elsewhere, [version_of(x) for x in self._elsewhere]]
+        return [*here, elsewhere, [_version_of(x) for x in self._elsewhere]]
 
     @property
     def moved(self) -> bool:
         """Whether a tensor has other memory or strides, or wants gradients where it did not."""
         same = all(map(Tensor.is_set_to, self._here, self._memory))
-        return not same or self._find_kinds() != self._kinds
+        return not same or self._find_specs() != self._specs
 
     def change(self) -> str:
         """What is not as it was, in words; empty where all is."""
@@ -86,8 +118,92 @@ class ModuleState:
         return ""
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often ``tensor`` was written into; those of inference mode do not count it."""
+def plain_attributes(modules: Sequence[nn.Module], *, modes: bool = True) -> tuple[object, ...]:
+    """What the modules do, as far as numbers, strings, tuples and dtypes among attributes tell.
+
+    Without ``modes``, whether they train does not count.
+    """
+    plain = (int, float, str, tuple, torch.dtype)
+    return tuple(
+        (
+            type(module),
+            *(
+                (name, value)
+                for name, value in module.__dict__.items()
+                if isinstance(value, plain) and (modes or name != "training")
+            ),
+        )
+        for module in modules
+    )
+
+
+class ParameterSlots:
+    """The parameters of ``modules``, in whose place others can be put."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        named = [(m._parameters, name, p) for m in modules for name, p in m._parameters.items()]
+        found = {id(p): p for _, _, p in named if p is not None}
+        numbers = {key: number for number, key in enumerate(found)}
+        self.parameters = list(found.values())
+        self._slots = [(t, name, numbers[id(p)]) for t, name, p in named if p is not None]
+
+    @contextmanager
+    def replaced(self, others: Sequence[Tensor]) -> Iterator[None]:
+        """Within it, modules have ``others`` in the place of their parameters."""
+        kept = [(table, name, table[name]) for table, name, _ in self._slots]
+        try:
+            for table, name, number in self._slots:
+                table[name] = others[number]  # type: ignore[assignment]
+            yield
+        finally:
+            for table, name, parameter in kept:
+                table[name] = parameter
+
+
+class TrainingModes:
+    """Whether each of ``modules`` is in training or in evaluation now."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modes = [(module, module.training) for module in modules]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Within it, modules are as they were when this was made."""
+        before = TrainingModes(module for module, _ in self._modes)
+        try:
+            self._set()
+            yield
+        finally:
+            before._set()
+
+    def _set(self) -> None:
+        for module, training in self._modes:
+            module.training = training
+
+
+class TensorVersions:
+    """Tensors, and how often each was written into; equal to that of the same tensors later on.
+
+    Tensors of inference mode do not count it.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors = [*tensors]
+        self._versions = [*map(_version_of, self.tensors)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorVersions) or len(self.tensors) != len(other.tensors):
+            return False
+        return self._versions == other._versions and all(map(is_, self.tensors, other.tensors))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def have_changed(self) -> bool:
+        """Whether one of the tensors was written into since this was made."""
+        return [*map(_version_of, self.tensors)] != self._versions
+
+
+def _version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -96,7 +212,7 @@ def _content(holder: Any) -> dict[Any, Any]:
     return dict(holder.items() if hasattr(holder, "items") else enumerate(holder))
 
 
-def _is_seen(tensor: Tensor, device: torch.device) -> bool:
+def _is_tracked(tensor: Tensor, device: torch.device) -> bool:
     if tensor.layout != torch.strided or hasattr(tensor, "__tensor_flatten__"):  # such as a DTensor
         return False
     return tensor.device == device or not tensor.is_inference()
@@ -108,20 +224,7 @@ def _same(before: object, now: object) -> bool:
     return type(before) is type(now) and isinstance(now, PLAIN) and before == now
 
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""What is compared by its value, and never changes."""
-
-_GENERATORS = (
-    torch.Generator,
-    random.Random,
-    np.random.Generator,
-    np.random.BitGenerator,
-    np.random.RandomState,
-)
-_UNCHANGING = (tuple, frozenset)
-
-
-class Reachable:
+class _Contents:
     """A module's parts, with those in its lists and dicts, and what they hold."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -133,7 +236,7 @@ class Reachable:
         self.tensors: list[Tensor] = []
         self.generators: list[object] = []
         """What draws random numbers, besides the generators that all share."""
-        self._seen: set[int] = set()
+        self._met: set[int] = set()
         for name, part in module.named_modules():
             self._add_part(part, name or type(part).__name__)
 
@@ -177,7 +280,7 @@ class Reachable:
                 self._add(value, name)
 
     def _is_new(self, value: object) -> bool:
-        """Whether it is seen for the first time. All that is seen is held by the module."""
-        is_new = id(value) not in self._seen
-        self._seen.add(id(value))
+        """Whether it is met for the first time. All that is met is held by the module."""
+        is_new = id(value) not in self._met
+        self._met.add(id(value))
         return is_new
