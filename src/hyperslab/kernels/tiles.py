@@ -5,6 +5,9 @@ because cuDNN counts with 32 bits (pytorch issues 22496, 95024, 132300, 152816).
 pools give wrong gradients or read elsewhere (52822, 129785, pull request 188229), interpolations
 too (141831, 193689), layer norm from 2^32 on (181555), and cuDNN's batch norm fails (51776).
 Pointwise operators, sums and copies take any size.
+
+Tiles of one operator are as few and as contiguous as they can be. Those of a chain of layers, in
+which neighbours compute numbers twice, are chosen to compute few twice: ``hyperslab.layout.chain``.
 """
 
 from __future__ import annotations

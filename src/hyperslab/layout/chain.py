@@ -1,4 +1,8 @@
-"""The way of a tile through a chain of layers: which indices it needs of every tensor on it."""
+"""Tiles of a chain of layers: which indices a tile needs of every tensor on its way.
+
+Neighbouring tiles both compute what they both need, so tiles are cut where that is least. Those of
+one operator, where nothing is computed twice, are cut by ``hyperslab.kernels.tiles``.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ import gc
 import itertools
 import logging
 import random
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.dist_ops.random_bits import drawing_from, random_bits
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs import graphed
 from hyperslab.nn.cuda_graphs.graphed import Graphed
@@ -784,18 +782,6 @@ def test_only_what_the_backward_pass_needs_must_not_be_written_before_it(device)
     model.scale.mul_(2)
     with pytest.raises(ConfigError, match="weights or buffers were written into"):
         out.sum().backward()
-
-
-def test_another_thread_draws_as_ever_while_a_pass_is_recorded():
-    mesh = hs.init(device="cpu")
-    x = hs.shard(torch.ones(4, 3), mesh)
-    place, found = (x.layout, mesh, x.device, 2), []
-    with drawing_from(lambda: torch.zeros(2, dtype=torch.int64)):
-        other = threading.Thread(target=lambda: found.append(random_bits(*place)))
-        other.start()
-        other.join()
-        found.append(random_bits(*place))
-    assert not torch.equal(*found)
 
 
 @both
