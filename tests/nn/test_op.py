@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import hyperslab as hs
@@ -64,11 +65,26 @@ CALLS = {
     "transposed": lambda: (F.conv_transpose2d, (seeded(2, 4, 5, 6), weight(4, 3, 2, 2)), {}),
     "max pool": lambda: (F.max_pool2d, (seeded(2, 4, 5, 6), 3), {"return_indices": True}),
     "average": lambda: (F.avg_pool1d, (seeded(2, 4, 9), 3), {"ceil_mode": True}),
+    "linear": lambda: (F.linear, (seeded(2, 5, 4), weight(3, 4), weight(3)), {}),
+    "matmul": lambda: (torch.matmul, (seeded(6, 2, 4), seeded(4, 5)), {}),
+    "other way": lambda: (Tensor.__rmatmul__, (seeded(4, 5), seeded(2, 4)), {}),
+    "added": lambda: (torch.addmm, (seeded(2, 5), seeded(2, 4), seeded(4, 5)), {"beta": 2}),
+    "batches": lambda: (torch.baddbmm, (seeded(3, 2, 5), seeded(3, 2, 4), seeded(3, 4, 5)), {}),
+    "tensordot": lambda: (torch.tensordot, (seeded(2, 3, 4), seeded(3, 4, 5), 2), {}),
+    "einsum": lambda: (torch.einsum, ("bij,bjk->bik", seeded(2, 3, 4), seeded(2, 4, 5)), {}),
+    "attention": lambda: (
+        F.scaled_dot_product_attention,
+        (seeded(2, 3, 4, 8), seeded(2, 3, 6, 8), seeded(2, 3, 6, 8)),
+        {},
+    ),
     "power average": lambda: (F.lp_pool1d, (seeded(2, 4, 9).abs(), 2.0, 3), {}),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+WINDOWED = ["conv", "sample", "transposed", "max pool", "average", "power average"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
 def test_a_call_can_be_run_again_on_other_operands(name):
     function, args, kwargs = CALLS[name]()
     call = parse(function, *args, **kwargs)
@@ -76,10 +92,10 @@ def test_a_call_can_be_run_again_on_other_operands(name):
     torch.testing.assert_close(call.on(call.input + 1, *call.operands[1:]).run(), expected)
 
 
-@pytest.mark.parametrize("name", ["conv", "sample", "transposed", "max pool"])
+@pytest.mark.parametrize("name", CALLS)
 def test_flops_are_those_that_torch_counts(name):
     function, args, kwargs = CALLS[name]()
-    with FlopCounterMode(display=False) as counter:
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         function(*args, **kwargs)
     assert parse(function, *args, **kwargs).flops == counter.get_total_flops()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten._convolution)
+from hyperslab.nn.op import OPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +38,41 @@ def describe(model: nn.Module, input_shape: Sequence[int]) -> Description:
     double = _without_memory(model).eval()
     dtype = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     sample = torch.empty(1, *input_shape, dtype=dtype, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), _Counter() as counter:
         output = double(sample)
-    counts = counter.get_flop_counts().get("Global", {})
-    conv = sum(counts.get(function, 0) for function in CONVOLUTIONS)
     return Description(
         num_parameters=sum(p.numel() for p in model.parameters()),
-        conv_flops=conv,
-        forward_flops=counter.get_total_flops(),
+        conv_flops=counter.of_convolutions,
+        forward_flops=counter.of_convolutions + counter.of_others,
         output_shape=tuple(output.shape[1:]),
     )
+
+
+class _Counter(TorchFunctionMode):
+    """Adds up the FLOPs of functions as their operators tell them, of others as torch does."""
+
+    of_convolutions = 0
+    of_others = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs, op = kwargs or {}, OPS.get(func)
+        if op is None:
+            with FlopCounterMode(display=False) as inner:
+                out = func(*args, **kwargs)
+            self.of_others += inner.get_total_flops()
+            return out
+        flops = op.parse(args, kwargs).flops if op.flops else 0
+        if op.family == "windowed":
+            self.of_convolutions += flops
+        else:
+            self.of_others += flops
+        return func(*args, **kwargs)
 
 
 def _without_memory(model: nn.Module) -> nn.Module:

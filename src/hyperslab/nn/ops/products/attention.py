@@ -12,14 +12,20 @@ from torch import Tensor
 
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import Call, define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
 from hyperslab.nn.slab import Slab
 
 _SPLIT_KEYS = "its keys, or the parts of its vectors, are split: gather keys and values first"
 
 
-@define("product", F.scaled_dot_product_attention)
+def _flops(call: Call) -> int:
+    query, key, value = call.operands[:3]
+    scores = query.numel() // query.shape[-1] * key.shape[-2]
+    return int(2 * scores * (query.shape[-1] + value.shape[-1]))
+
+
+@define("product", F.scaled_dot_product_attention, flops=_flops)
 def scaled_dot_product_attention(
     query: Slab | Tensor,
     key: Slab | Tensor,

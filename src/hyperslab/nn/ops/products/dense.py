@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hyperslab.errors import LayoutError
 from hyperslab.nn.op import define, unsupported
-from hyperslab.nn.ops.products.matmul import Names, contract
+from hyperslab.nn.ops.products.matmul import Names, contract, product_flops
 from hyperslab.nn.ops.reduce.along import Along, run_along
 from hyperslab.nn.ops.reduce.extremes import extreme_of
 from hyperslab.nn.slab import Slab
 
 
-@define("product", F.linear)
+@define("product", F.linear, flops=product_flops())
 def linear(
     input: Slab | Tensor, weight: Slab | Tensor, bias: Slab | Tensor | None = None
 ) -> Slab | Tensor:

@@ -7,6 +7,7 @@ that is summed, the ranks add up what they have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout, Split, integers
 from hyperslab.nn.dispatch import dispatch
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import OPS, Call, define, unsupported
 from hyperslab.nn.ops.reduce.reductions import widened
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
@@ -159,6 +160,28 @@ def _splits(
     return splits
 
 
+def product_flops(left: int = 0) -> Callable[[Call], int]:
+    """Counts a product along the last dim of the operand ``left``: two for each of its elements."""
+
+    def count(call: Call) -> int:
+        (out,) = call.outputs()
+        return int(2 * out.numel() * call.operands[left].shape[-1])
+
+    return count
+
+
+def _tensordot_flops(call: Call) -> int:
+    (out,) = call.outputs()
+    # Every extent stands in two of the three tensors.
+    return 2 * math.isqrt(math.prod(t.numel() for t in (*call.operands[:2], out)))
+
+
+def _einsum_flops(call: Call) -> int:
+    shapes = tuple(Layout.unsplit(t.shape) for t in call.operands)
+    names, _ = parse_equation(call.options["equation"], tuple(t.ndim for t in call.operands))
+    return 2 * math.prod(_extents(shapes, names).values())
+
+
 @lru_cache(maxsize=256)
 def _matmul_names(ndim: int, other: int) -> tuple[tuple[Names, Names], Names]:
     """Vectors have the shared dim alone; what stands before matrices broadcasts."""
@@ -181,7 +204,7 @@ def _product(
 def _make_matmul(function: Callable[..., Any], *dims: int) -> None:
     """A product as ``matmul``'s, of operands of ``dims`` dims each, or of any."""
 
-    @define("product", function)
+    @define("product", function, flops=product_flops())
     def matmul(
         input: Slab | Tensor,
         other: Slab | Tensor | None = None,
@@ -196,7 +219,7 @@ def _make_matmul(function: Callable[..., Any], *dims: int) -> None:
         return _product(function, input, second)
 
 
-@define("product", Tensor.__rmatmul__)
+@define("product", Tensor.__rmatmul__, flops=product_flops(1))
 def rmatmul(self: Slab, other: Slab | Tensor) -> Slab | Tensor:
     """``other @ self``."""
     return _product(torch.matmul, other, self)
@@ -206,7 +229,10 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
     """``beta * input + alpha * product``, and in place."""
     function, multiply = getattr(torch, name), getattr(torch, product)
 
-    @define("product", function, getattr(Tensor, name))
+    def flops(call: Call) -> int:
+        return OPS[multiply].parse(call.operands[1:]).flops
+
+    @define("product", function, getattr(Tensor, name), flops=flops)
     def added(
         input: Slab | Tensor,
         first: Slab | Tensor,
@@ -230,7 +256,7 @@ def _make_added(name: str, product: str, *, over_batch: bool = False) -> None:
         total = made + (term if beta == 1 else term * beta)
         return total.to(made.dtype) if torch.is_autocast_enabled(made.device.type) else total
 
-    @define("product", getattr(Tensor, f"{name}_"))
+    @define("product", getattr(Tensor, f"{name}_"), flops=flops)
     def add_in_place(self: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
         made = added(self, *args, **kwargs)
         if tuple(made.shape) != tuple(self.shape):
@@ -246,7 +272,7 @@ def outer(input: Slab | Tensor, vec2: Slab | Tensor) -> Slab | Tensor:
     return contract(torch.outer, (input, vec2), names, ("row", "column"), torch.outer)
 
 
-@define("product", torch.inner, Tensor.inner)
+@define("product", torch.inner, Tensor.inner, flops=_tensordot_flops)
 def inner(input: Slab | Tensor, other: Slab | Tensor) -> Any:
     """The products along the last dim of both, for all the others."""
     if not input.ndim or not other.ndim:
@@ -254,7 +280,7 @@ def inner(input: Slab | Tensor, other: Slab | Tensor) -> Any:
     return tensordot(input, other, ([-1], [-1]))
 
 
-@define("product", torch.tensordot)
+@define("product", torch.tensordot, flops=_tensordot_flops)
 def tensordot(
     a: Slab | Tensor,
     b: Slab | Tensor,
@@ -282,7 +308,7 @@ def tensordot(
     )
 
 
-@define("product", torch.einsum)
+@define("product", torch.einsum, flops=_einsum_flops)
 def einsum(equation: str, *operands: Any) -> Slab | Tensor:
     """The product that ``equation`` names."""
     if len(operands) == 1 and isinstance(operands[0], Sequence):
