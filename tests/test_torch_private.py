@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.utils
 from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab import torch_private
@@ -41,6 +43,8 @@ def test_torch_is_as_it_was_until_a_mesh_is_made():
     code = """
 import sys, torch
 from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 from torch.nn.modules import module
 def look():
     return (
@@ -111,6 +115,25 @@ def test_a_rule_holds_whether_it_is_registered_before_a_mesh_is_made_or_after():
     x = hs.shard(seeded(2, 3, 6, 5), hs.init(height=2, device="cpu"))
     assert hs.gather(Tripled.apply(x)).equal(2 * hs.gather(x))
     assert torch_private.unpatched(Tripled.apply) == early
+
+
+def test_without_its_patch_no_mode_would_see_a_function_or_what_a_checkpoint_computes_again():
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3, requires_grad=True)
+    with Mode():
+        plain(Doubled.apply)(x)
+        assert not any(getattr(each, "__name__", "") == "apply" for each in seen)
+        seen.clear()
+        out = checkpoint(torch.sin, x, use_reentrant=False)
+    seen.clear()
+    out.sum().backward()
+    assert torch.sin not in seen
 
 
 def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():

@@ -23,10 +23,12 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.jit._builtins import _register_builtin
 from torch.nn.modules.module import _has_any_global_hook as has_global_module_hooks
 from torch.nn.utils import parametrize
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import (
     TorchDispatchMode as TorchDispatchMode,
     _disable_current_modes as untraced,
@@ -39,6 +41,7 @@ from torch.utils._pytree import (
     tree_map_only as tree_map_only,
     tree_unflatten as tree_unflatten,
 )
+from torch.utils.checkpoint import _CheckpointFrame
 
 __all__ = [
     "DataDependentOutputException",
@@ -79,8 +82,20 @@ backward_pass_id: Callable[[], int] = torch._C._current_graph_task_id
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Public functions ask for one type of device; this is called for every operator."""
 
+
+def active_function_modes() -> Iterable[Any]:
+    """The ``TorchFunctionMode`` of this thread, outermost first; torch shows only their number."""
+    return _get_current_function_mode_stack() if num_function_modes() else ()
+
+
 num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many ``TorchFunctionMode`` are active: that of a default device is one."""
+
+past_torch_functions = torch._C.DisableTorchFunction
+"""Within it functions ask neither arguments nor modes, as operators of C++ do not."""
+
+past_subclasses = torch._C.DisableTorchFunctionSubclass
+"""Within it they do not ask arguments; torch's documentation names it so."""
 
 _TRACING_MODES = (
     torch._C._TorchDispatchModeKey.FAKE,
@@ -222,13 +237,18 @@ def unpatched(function: Callable[..., Any]) -> Callable[..., Any]:
     return _originals.get(function, function)
 
 
-def patch_for(cls: type[Any]) -> None:
-    """Has torch ask objects of ``cls`` where it does not.
+def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
+    """Has torch ask objects of ``cls`` where it does not, and the mode that ``find_mode`` finds.
 
     ``torch.autograd.Function.apply`` and ``torch.as_tensor`` ask for ``__torch_function__``, and
-    ``torch.jit.isinstance`` takes them for the tensors in their attribute ``local``.
+    ``torch.jit.isinstance`` takes them for the tensors in their attribute ``local``. The mode, if
+    there is one, runs ``Function.apply``, and what a checkpoint computes again in a backward pass,
+    where it is not active any more.
     """
-    _replace(Function, "apply", _asking_apply(cls, Function.apply.__func__), classmethod)  # type: ignore[attr-defined]
+    apply = _asking_apply(cls, find_mode, Function.apply.__func__)  # type: ignore[attr-defined]
+    _replace(Function, "apply", apply, classmethod)
+    make_frame = _recomputing_in_mode(find_mode, _CheckpointFrame.__init__)
+    _replace(_CheckpointFrame, "__init__", make_frame)
     _replace(torch, "as_tensor", _asking_as_tensor(cls, torch.as_tensor))
     _register_builtin(torch.as_tensor, "aten::as_tensor")  # as TorchScript knows it
     _replace(torch.jit, "isinstance", _judging_pieces(cls, torch.jit.isinstance))
@@ -241,15 +261,31 @@ def _replace(
     setattr(owner, name, as_member(function) if as_member else function)
 
 
-def _asking_apply(cls: type[Any], apply: Callable[..., Any]) -> Callable[..., Any]:
+def _asking_apply(
+    cls: type[Any], find_mode: Callable[[], Any], apply: Callable[..., Any]
+) -> Callable[..., Any]:
     @wraps(apply)
     def ask_or_apply(function: type[Function], *args: Any, **kwargs: Any) -> Any:
         for arg in args:
             if isinstance(arg, cls) and function.__name__ not in _GIVE_BACK:
                 return _ask(arg, MethodType(apply, function), args, kwargs)
+        mode = None if is_dynamo_compiling() else find_mode()
+        if mode is not None and function.__name__ not in _GIVE_BACK:
+            return mode.apply(MethodType(apply, function), args, kwargs)
         return apply(function, *args, **kwargs)
 
     return ask_or_apply
+
+
+def _recomputing_in_mode(
+    find_mode: Callable[[], Any], make: Callable[..., None]
+) -> Callable[..., None]:
+    @wraps(make)
+    def make_frame(frame: Any, recompute: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        mode = find_mode()
+        make(frame, recompute if mode is None else mode.again(recompute), *args, **kwargs)
+
+    return make_frame
 
 
 def _asking_as_tensor(cls: type[Any], as_tensor: Callable[..., Any]) -> Callable[..., Any]:

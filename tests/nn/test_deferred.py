@@ -1,19 +1,22 @@
 """What waits for the next function: the numbers are those of torch, whatever comes next."""
 
-from collections import Counter
+import copy
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
 from hyperslab.kernels.few_channels_operands import Geometry, Packed
-from hyperslab.nn import deferred
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
@@ -86,8 +89,6 @@ def fusing():
         return type(x) is torch.Tensor and x.ndim in (4, 5)
 
     with (
-        patch.object(deferred, "_waits", Counter()),
-        patch.object(deferred, "_used_again", set()),
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
@@ -239,18 +240,20 @@ def _skipped(x, weight, bias):
     return F.max_pool3d(z, 2).sum() * z.mean((2, 3, 4))
 
 
-def test_what_a_pool_computed_and_a_skip_connection_wants_too_is_computed_once_from_then_on():
+def test_what_a_pool_computed_and_a_skip_connection_wants_too_is_computed_twice_in_every_pass():
     steps = []
     with fusing() as calls:
-        for _ in range(3):
+        for _ in range(2):
             weights = [t.clone().requires_grad_() for t in WEIGHTS[:2]]
             out = _skipped(hs.shard(seeded(1, 2, 6, 6, 6), hs.init()), *weights)
             out.sum().backward()
             steps.append((calls.copy(), weights[0].grad))
             calls.clear()
-    assert steps[0][0] == [("conv and max", 0.0), ("conv", 0.0)]
-    assert steps[1][0] == steps[2][0] == [("conv", 0.0), ("max", 1.0)]
-    torch.testing.assert_close(steps[0][1], steps[1][1])
+    assert steps[0][0] == steps[1][0] == [("conv and max", 0.0), ("conv", 0.0)]
+    weights = [t.clone().requires_grad_() for t in WEIGHTS[:2]]
+    _skipped(seeded(1, 2, 6, 6, 6), *weights).sum().backward()
+    for _, grad in steps:
+        torch.testing.assert_close(grad, weights[0].grad)
 
 
 def test_a_checkpoint_runs_the_same_kernels_both_times():
@@ -285,14 +288,128 @@ def test_nothing_waits_in_inference_mode_which_keeps_no_account_of_writes():
     assert calls[0] == ("conv", 1.0)
 
 
-def test_activations_that_no_pool_follows_wait_no_more():
-    mesh, shape = hs.init(device="cpu"), (1, 2, 4, 6, 7)
+class Net(nn.Module):
+    """A network of plain tensors on one rank; it notes the classes of tensors it is given."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.first, self.bias, self.more = (nn.Parameter(w.clone()) for w in WEIGHTS)
+        self.body, self.seen = body, []
+
+    def forward(self, x):
+        self.seen.append(type(x))
+        return network(self.body)(x, self.first, self.bias, self.more)
+
+
+def run_net(body, *, parallel):
+    """The output, the gradients of weights and input, and the kernels that were called."""
+    net, x = Net(body), seeded(3, 2, 9, 8, 10)
+    with fusing() as calls:
+        if parallel:
+            mesh = hs.init(device="cpu")
+            out = hs.parallelize(net, mesh)(hs.shard(x, mesh))
+            assert net.seen == [torch.Tensor]
+            assert type(out) is hs.Slab
+            out = out.local
+        else:
+            out = net(x)
+        assert type(out) is torch.Tensor
+        out.square().sum().backward()
+    return out, [w.grad for w in net.parameters()], calls
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_module_on_one_rank_gives_the_numbers_of_the_plain_one(name):
+    due, ours = (run_net(BODIES[name], parallel=parallel) for parallel in (False, True))
+    torch.testing.assert_close(ours[0], due[0])
+    torch.testing.assert_close(ours[1], due[1])
+
+
+def _seen_weakly(conv, y):
+    seen = weakref.ref(y)
+    return F.max_pool3d(F.relu(y * 2), 2) + seen().mean()
+
+
+class _Triple(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        ctx.save_for_backward(y)
+        return y.clone() * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * 3 + 0 * y
+
+
+def _past_python(conv, y):
+    with torch._C.DisableTorchFunction():  # as an operator of C++ does
+        z = y * 2
+    return z.mean() + F.max_pool3d(F.relu(y), 2) + y.sum()
+
+
+def _written_past_python(conv, y):
+    with torch._C.DisableTorchFunction():
+        assert y.mul_(2) is y
+    return F.max_pool3d(F.relu(y), 2)
+
+
+def _in_thread(conv, y):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: y * 2).result()
+
+
+USES = {
+    "weakly": _seen_weakly,
+    "a Function": lambda conv, y: _Triple.apply(F.relu(y)),
+    "past Python": _past_python,
+    "written into past Python": _written_past_python,
+    "another thread": _in_thread,
+    "a list": lambda conv, y: torch.cat([y, F.relu(y)], 1),
+    "a keyword": lambda conv, y: F.max_pool3d(input=F.relu(input=y), kernel_size=2),
+    "a hook of its gradient": lambda conv, y: y.register_hook(lambda grad: grad * 2) and y * 1,
+    "its gradient within": lambda conv, y: y * torch.autograd.grad(y.sum(), y)[0],
+    "numbers": lambda conv, y: y * float(F.relu(y).detach().max()),
+    "a copy": lambda conv, y: copy.copy(y) * 2,
+    "bytes": lambda conv, y: y * len(pickle.dumps(y.detach())),
+    "numpy": lambda conv, y: y * float(y.detach().numpy().max()),
+    "both activated and not": lambda conv, y: F.relu(y) * y,
+    "pooled and then as it was": lambda conv, y: F.avg_pool3d(y, 3, 3).mean() + y,
+    "a reentrant checkpoint": lambda conv, y: checkpoint(
+        lambda t: F.max_pool3d(F.relu(conv(t)), 2), y, use_reentrant=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_deferred_tensor_is_like_any_other_to_whoever_uses_it(name):
+    due, ours = (run_net(USES[name], parallel=parallel) for parallel in (False, True))
+    torch.testing.assert_close(ours[0], due[0])
+    torch.testing.assert_close(ours[1], due[1])
+
+
+def test_a_module_on_one_rank_has_the_kernels_of_slabs():
+    assert run_net(BODIES["in place"], parallel=True)[2][0] == ("conv and avg", 0.1)
+    body = BODIES["another convolution"]
+    assert ("conv", 0.0) in run_net(body, parallel=True)[2]
+
+
+def test_a_deferred_tensor_that_nobody_uses_is_not_computed():
+    def body(conv, y):
+        F.relu(conv(y))
+        return y.detach().mean() * conv(y).mean((2, 3, 4))
+
+    kinds = [name for name, _ in run_net(body, parallel=True)[2]]
+    assert kinds.count("conv") <= 3
+
+
+def test_double_backward_through_a_deferred_tensor():
+    net, mesh = Net(lambda conv, y: _past_python(conv, y)), hs.init(device="cpu")
+    plain, grads = copy.deepcopy(net), []
     with fusing():
-        for _ in range(6):
-            x = F.relu(hs.shard(seeded(*shape), mesh))
-            assert torch.equal((x + 1).local, F.relu(seeded(*shape)) + 1)
-        assert type(F.relu(hs.shard(seeded(*shape), mesh))) is hs.Slab
-        other = seeded(1, 2, 6, 4, 7)
-        for _ in range(6):
-            F.max_pool3d(F.relu(hs.shard(other, mesh)), 2)
-        assert type(F.relu(hs.shard(other, mesh))) is not hs.Slab
+        for each in (hs.parallelize(net, mesh), plain):
+            x = seeded(1, 2, 4, 4, 4)
+            out = each(x).square().sum()
+            (first,) = torch.autograd.grad(out, each.first, create_graph=True)
+            grads.append(torch.autograd.grad(first.square().sum(), each.first)[0])
+    torch.testing.assert_close(*grads)

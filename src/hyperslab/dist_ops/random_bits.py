@@ -56,19 +56,9 @@ def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int)
     return torch.rsub(kept, number, alpha=-factor) & _MASK  # type: ignore[call-overload, no-any-return]  # in one call
 
 
-def draw(generator: torch.Generator | None = None) -> Tensor:
-    """A seed and a number for one tensor, from torch's CPU generator or another one."""
-    if generator is None:
-        _drawn[0] += 1
-    return torch.randint(NUM_VALUES, (2,), generator=generator)
-
-
-_drawn = [0]
-
-
-def num_drawn() -> int:
-    """How often ``draw`` has taken numbers from torch's generator."""
-    return _drawn[0]
+def draw() -> Tensor:
+    """A seed and a number for one tensor, from torch's CPU generator."""
+    return torch.randint(NUM_VALUES, (2,))
 
 
 class _Sources(threading.local):

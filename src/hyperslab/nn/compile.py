@@ -27,11 +27,11 @@ from hyperslab.layout import Cuts, Layout, Split
 from hyperslab.nn.cuda_graphs.graphed import Graphed
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import dispatch
-from hyperslab.nn.lone import Lone
 from hyperslab.nn.op import OPS, unsupported, writes_in_place
 from hyperslab.nn.parallel.gradient_averaging import Replica, prepare_for_graph
 from hyperslab.nn.parallel.outside_tensors import mean_in_graph
 from hyperslab.nn.parallel.parallelize import Parallel
+from hyperslab.nn.single_rank import SingleRank
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy
 from hyperslab.torch_private import (
@@ -177,7 +177,7 @@ _PACKAGES = tuple(
 _CALL_USERS_MODULES = (
     Parallel.forward,
     Replica.__call__,
-    Lone.__call__,
+    SingleRank.__call__,
     Graphed.__call__,
     DepthFirst.__call__,
 )

@@ -1,29 +1,38 @@
-"""Convolutions and activations that wait for what follows, to be computed in one pass over memory.
+"""Deferred convolutions and activations, to be computed together with what follows.
 
-Only the very next function of Slabs can be what they wait for: a pool, or after a convolution an
-activation. Before any other function runs they are computed, so that nothing comes in between that
-would change their results.
+Only the very next function can be what they wait for: a pool, or after a convolution an activation.
+Before any other function runs they are materialised, so that nothing comes in between that would
+change their results. What waits is a Slab; where a module runs on plain tensors, a
+``DeferredTensor`` stands for it.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
+from torch.autograd import Function
+from torch.utils import swap_tensors
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.act_pool import activate
 from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.kernels.memory_format import channels_last
 from hyperslab.layout import Layout
 from hyperslab.nn import dispatch
 from hyperslab.nn.slab import Slab, flatten
+from hyperslab.torch_private import (
+    num_storage_owners,
+    past_subclasses,
+    past_torch_functions,
+    register_pytree_node,
+    tree_leaves,
+    tree_map_only,
+)
 
 POOLS: set[Callable[..., Any]] = set()
 """The functions that take pieces as they are before their activation."""
@@ -34,11 +43,19 @@ ACTIVATIONS: set[Callable[..., Any]] = set()
 class Source(Protocol):
     """What a piece is made of."""
 
+    versions: _Versions
+
+    def like(self, shape: Sequence[int]) -> Tensor:
+        """A tensor on the meta device that has that shape and lies in memory as the piece will."""
+
     def plain(self) -> Tensor:
         """The piece before its activation."""
 
     def activated(self, slope: float) -> Tensor:
         """The piece with its negative elements multiplied by ``slope``."""
+
+    def compute(self, slope: float) -> Tensor:
+        """As ``activated``, with nothing that others have computed or will need."""
 
 
 class Made:
@@ -47,6 +64,9 @@ class Made:
     def __init__(self, piece: Tensor, *, in_place: bool) -> None:
         self.piece, self.in_place, self.versions = piece, in_place, _Versions([piece])
 
+    def like(self, shape: Sequence[int]) -> Tensor:
+        return torch.empty_like(self.piece, device="meta")
+
     def plain(self) -> Tensor:
         self.versions.check()
         return self.piece
@@ -54,6 +74,8 @@ class Made:
     def activated(self, slope: float) -> Tensor:
         self.versions.check()
         return activate(self.piece, slope, in_place=self.in_place)
+
+    compute = activated
 
 
 class Convolved:
@@ -70,21 +92,21 @@ class Convolved:
     ) -> None:
         self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
         self.made: Tensor | None = None
-        self.was_pooled = False
 
-    @property
-    def is_used_again(self) -> bool:
-        """Whether convolutions like this one were still wanted after they had been pooled."""
-        return bool(_used_again) and self._alike in _used_again
+    def like(self, shape: Sequence[int]) -> Tensor:
+        dtype = self.versions.tensors[1].dtype
+        last = channels_last(len(shape))
+        return torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=last)
 
     def pooled(self, slope: float, pool: Pool) -> Tensor | None:
-        """The pool of the activated piece, where one kernel does all."""
-        if self.made is not None or self.is_used_again:
+        """The pool of the activated piece, where one kernel does all.
+
+        Should the piece be wanted too, as by a skip connection, it is computed once more.
+        """
+        if self.made is not None:
             return None
         self.versions.check()
-        out = self.run_pool(slope, pool)
-        self.was_pooled = out is not None
-        return out
+        return self.run_pool(slope, pool)
 
     def plain(self) -> Tensor:
         if self.made is None:
@@ -93,31 +115,13 @@ class Convolved:
         return self.made
 
     def activated(self, slope: float) -> Tensor:
-        if self.was_pooled and (alike := self._alike):
-            _used_again.add(alike)
         if slope == 1 or self.made is not None:
             return activate(self.plain(), slope)
+        return self.compute(slope)
+
+    def compute(self, slope: float) -> Tensor:
         self.versions.check()
         return self.run(slope)
-
-    @property
-    def _alike(self) -> tuple[object, ...] | None:
-        """What convolutions have in common that are taken to be used alike.
-
-        None while hooks see the tensors that autograd saves: a checkpoint's second run must save
-        as many as its first, whatever was learned between them.
-        """
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return None
-        return tuple((tensor.shape, tensor.dtype) for tensor, _ in self.versions.seen)
-
-
-_used_again: set[tuple[object, ...]] = set()
-"""Convolutions that one kernel pooled and that were wanted themselves too, as by skip connections.
-
-They were computed twice; from the next pass on those like them are computed once, and then pooled.
-When a Slab is pooled nobody can tell that it is used again: whoever calls the pool holds it.
-"""
 
 
 class _Versions:
@@ -126,13 +130,17 @@ class _Versions:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.seen = [(t, t._version) for t in tensors]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensor, _ in self.seen]
+
     def check(self) -> None:
         for tensor, version in self.seen:
             if tensor._version != version:
                 raise UnsupportedOp(
                     "a convolution or an activation was to be computed together with what follows "
-                    "it, and meanwhile a tensor it needs was written into, past its Slab: write "
-                    "into it before, or after the next function of Slabs"
+                    "it, and meanwhile a tensor it needs was written into, where hyperslab cannot "
+                    "see it: write into it before, or after the next function"
                 )
 
 
@@ -145,6 +153,8 @@ class Deferred(Slab):
     slope: float = 1.0
     grad_mode: bool = True
     """Whether autograd watched the function that is to be computed."""
+    tensor: weakref.ref[DeferredTensor] | None = None
+    """The plain tensor that stands for it, if one does."""
 
     @property  # type: ignore[misc]  # a dataclass field of Slab
     def local(self) -> Tensor:
@@ -160,6 +170,14 @@ class Deferred(Slab):
     @local.setter
     def local(self, piece: Tensor | None) -> None:
         self.__dict__["local"] = piece
+
+    def materialise(self) -> None:
+        """Computes the piece; what stands for this Slab becomes an ordinary tensor."""
+        tensor = None if self.tensor is None else self.tensor()
+        if tensor is None:
+            self.local  # noqa: B018
+        else:
+            tensor.materialise()
 
     def can_wait_for(self, function: Callable[..., Any]) -> bool:
         if torch.is_grad_enabled() != self.grad_mode:
@@ -181,24 +199,9 @@ def defer_conv(x: Slab, layout: Layout, source: Convolved) -> Slab:
     return _wait(Deferred(None, layout, x.mesh, source=source))  # type: ignore[arg-type]
 
 
-MANY_WAITS = 4
-"""So often an activation waits for a pool; if none came, those of this shape wait no more."""
-MOST_SHAPES = 1024
-_waits: Counter[tuple[torch.Size, torch.dtype]] = Counter()
-
-
-def waits_in_vain(piece: Tensor) -> bool:
-    """Whether no pool ever followed an activation of pieces like this."""
-    return _waits[piece.shape, piece.dtype] >= MANY_WAITS
-
-
 def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
     """``x`` with an activation that waits, as does ``x`` itself where it is a convolution's."""
     found = x.source if isinstance(x, Deferred) else None
-    if found is None:
-        if len(_waits) == MOST_SHAPES:
-            _waits.clear()
-        _waits[x.local.shape, x.local.dtype] += 1
     source = found or Made(x.local, in_place=in_place)
     if not in_place:
         return _wait(Deferred(None, x.layout, x.mesh, source=source, slope=slope))  # type: ignore[arg-type]
@@ -211,16 +214,20 @@ def _wait(x: Any) -> Slab:
     x.__dict__["grad_mode"] = torch.is_grad_enabled()
     found = weakref.ref(x)
 
-    def settle(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-        """Has the piece computed, unless ``function`` will; whether to ask again."""
+    def wait(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Materialises the Slab unless ``function`` consumes it; whether it waits still."""
         x = found()
         if x is None or x.source is None:
             return False
-        if args and args[0] is x and x.can_wait_for(function):
+        first: Any = args[0] if args else None
+        if type(first) is DeferredTensor:
+            first = first.slab
+        if first is x and x.can_wait_for(function):
             return True
-        return x.local is None
+        x.materialise()
+        return False
 
-    dispatch.before_next(settle)
+    dispatch.before_next(wait)
     return x  # type: ignore[no-any-return]
 
 
@@ -233,11 +240,120 @@ def unactivated(x: Slab) -> tuple[Tensor, float]:
         return x.local, 1.0
     if isinstance(x.source, Made) and x.source.in_place and _is_shared(x.source.piece):
         return x.local, 1.0
-    if isinstance(x.source, Convolved) and x.source.is_used_again:
-        return x.local, 1.0
-    piece = x.source.plain()
-    _waits[piece.shape, piece.dtype] = -sys.maxsize  # it was worth while
-    return piece, x.slope
+    return x.source.plain(), x.slope
+
+
+class DeferredTensor(Tensor):
+    """A tensor on one rank whose elements are computed when it is first used.
+
+    Before a function of Python runs, the object itself becomes an ordinary tensor. What comes past
+    Python, as operators of C++ extensions do, is given the elements, and has the right gradient.
+    """
+
+    slab: Deferred
+    elements: Tensor | None
+    """Those of a tensor that cannot become an ordinary one, as it is held past Python."""
+
+    @staticmethod
+    def __new__(cls: type[DeferredTensor], slab: Deferred) -> DeferredTensor:
+        assert slab.source is not None
+        like = slab.source.like(slab.layout.shape)
+        tensor: DeferredTensor = Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=slab.mesh.device
+        )
+        tensor.slab, tensor.elements = slab, None
+        slab.__dict__["tensor"] = weakref.ref(tensor)
+        return tensor
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        left = [t for t in tree_leaves((args, kwargs)) if type(t) is DeferredTensor]
+        have_become = [tensor.materialise() for tensor in left]
+        if all(have_become):
+            return func(*args, **kwargs)
+        with past_subclasses():
+            return func(*args, **kwargs)
+
+    def materialise(self) -> bool:
+        """Makes this an ordinary tensor, if nothing holds it past Python or weakly."""
+        slab = self.slab
+        slab.__dict__["tensor"] = None
+        with past_torch_functions():
+            is_held = self.elements is not None or self._use_count() > 1  # type: ignore[attr-defined]
+            if is_held or weakref.getweakrefs(self):
+                self.read()
+                return False
+            source = slab.source
+            is_shared = source is None or getattr(source, "made", None) is not None
+            piece = slab.local.view_as(slab.local) if is_shared else slab.local
+            if isinstance(source, Convolved) and source.made is piece:
+                source.made = self
+            slab.__dict__["local"] = self
+            swap_tensors(self, piece)
+        return True
+
+    def read(self) -> Tensor:
+        """The elements, outside of any graph."""
+        if self.elements is None:
+            source, slab = self.slab.source, self.slab
+            with torch.no_grad():
+                found = slab.local if source is None else source.compute(slab.slope)
+            self.elements = found.detach()
+        return self.elements
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given: dict[int, DeferredTensor] = {}
+
+        def elements(tensor: DeferredTensor) -> Tensor:
+            given[id(tensor.read())] = tensor
+            return tensor.read()
+
+        args, kwargs = tree_map_only(DeferredTensor, elements, (args, kwargs or {}))
+        out = func(*args, **kwargs)
+        return tree_map_only(Tensor, lambda leaf: given.get(id(leaf), leaf), out)
+
+
+class _Later(Function):
+    """Gives a tensor without elements its place in the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, slabs: list[Deferred], *operands: Tensor) -> Tensor:
+        (ctx.slab,) = slabs
+        ctx.source = ctx.slab.source
+        return DeferredTensor(ctx.slab)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs where the elements were read past Python: else the tensor has another graph."""
+        wants = ctx.needs_input_grad[1:]
+        with torch.enable_grad():
+            out = ctx.source.compute(ctx.slab.slope)
+        operands = ctx.source.versions.tensors
+        wanted = [t for t, want in zip(operands, wants, strict=True) if want]
+        again = torch.is_grad_enabled()
+        found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))
+        return None, *(next(found) if want else None for want in wants)
+
+
+def defer_tensor(slab: Deferred) -> Tensor:
+    """A plain tensor that stands for ``slab``, which waits."""
+    assert slab.source is not None
+    out: Tensor = _Later.apply([slab], *slab.source.versions.tensors)  # type: ignore[no-untyped-call]
+    return out
 
 
 def pooled(x: Slab, pool: Pool) -> Tensor | None:
@@ -250,7 +366,7 @@ def pooled(x: Slab, pool: Pool) -> Tensor | None:
 def _is_shared(piece: Tensor) -> bool:
     """Whether other tensors show the same memory, and would show that it was not written into."""
     ours = 2  # the tensor and the storage object here
-    return bool(torch._C._storage_Use_Count(piece.untyped_storage()._cdata) > ours)
+    return num_storage_owners(piece.untyped_storage()) > ours
 
 
 register_pytree_node(

@@ -24,8 +24,8 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         from hyperslab.nn.compile import dispatch_in_graph  # loads the compiler
 
         return dispatch_in_graph(function, args, kwargs)
-    if _WAITING.calls:
-        settle(function, args)
+    if waiting.calls:
+        materialise(function, args)
     if journal.has_readers:
         journal.add(function, (*args, *kwargs.values()) if kwargs else args)
         if is_grad_enabled():
@@ -67,24 +67,24 @@ def prepare_arguments(prepare: Rule) -> Rule:
 
 
 class _Waiting(threading.local):
-    """What waits for the next function that a thread calls."""
+    """What is deferred until the next function that a thread calls."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[..., bool]] = []
 
 
-_WAITING = _Waiting()
+waiting = _Waiting()
 
 
-def before_next(settle: Callable[[Function, tuple[Any, ...]], bool]) -> None:
-    """Has ``settle`` called with the next function and its arguments, and on while it is true."""
-    _WAITING.calls.append(settle)
+def before_next(wait: Callable[[Function, tuple[Any, ...]], bool]) -> None:
+    """Has ``wait`` called with the next function and its arguments, and on while it is true."""
+    waiting.calls.append(wait)
 
 
-def settle(function: Function, args: tuple[Any, ...]) -> None:
-    """Has computed what waits for another function than this one, which is called next."""
-    asked, _WAITING.calls = _WAITING.calls, []  # should one raise, it is not asked again
-    _WAITING.calls += [wait for wait in asked if wait(function, args)]
+def materialise(function: Function, args: tuple[Any, ...]) -> None:
+    """Computes what is deferred, unless ``function``, which is called next, consumes it."""
+    asked, waiting.calls = waiting.calls, []  # should one raise, it is not asked again
+    waiting.calls += [wait for wait in asked if wait(function, args)]
 
 
 def _explain(

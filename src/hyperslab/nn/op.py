@@ -209,6 +209,8 @@ def define(
     return keep
 
 
+USERS: set[Function] = set()
+"""The functions that users have registered rules for."""
 _num_registered = 0
 
 
@@ -227,8 +229,9 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
 
     def keep(rule: Rule) -> Rule:
         global _num_registered
-        given = map(unpatched, functions)
+        given = [*map(unpatched, functions)]
         OPS.update({function: Op(function, "custom", rule) for function in given})
+        USERS.update(given)
         _num_registered += 1
         return rule
 
@@ -243,11 +246,6 @@ def replace_rule(function: Function) -> Callable[[Rule], Rule]:
         return rule
 
     return keep
-
-
-def has_users_rules() -> bool:
-    """Whether there are rules that are not ours."""
-    return any(op.family == "custom" for op in OPS.values())
 
 
 def num_registered() -> int:

@@ -39,7 +39,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
             return leaf.with_local(function(leaf.local))
         if is_record(leaf):
             values = [map_tensors(function, value) for value in fields_of(leaf).values()]
-            return _replaced(leaf, dict(zip(fields_of(leaf), values, strict=True)))
+            return replaced(leaf, dict(zip(fields_of(leaf), values, strict=True)))
         return leaf
 
     return tree_map(visit, value, is_leaf=is_record)
@@ -56,7 +56,7 @@ def fields_of(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names if hasattr(record, name)}
 
 
-def _replaced(record: Any, values: dict[str, Any]) -> Any:
+def replaced(record: Any, values: dict[str, Any]) -> Any:
     """A copy with other values. It is not made anew, as that may compute fields from others."""
     made = copy(record)
     for name, value in values.items():

@@ -244,8 +244,7 @@ def test_a_network_that_cannot_be_weighed_runs_as_it_is():
 
 class Refusing(nn.Flatten):
     def forward(self, x):
-        if not isinstance(x, hs.Slab):
-            raise ValueError("plain tensors are not welcome")
+        assert float(x.detach().sum()) == float(x.detach().sum())  # which it has to know
         return super().forward(x)
 
 

@@ -25,7 +25,7 @@ from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, check_output, check_state
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_in
 from hyperslab.nn.depth_first.depth_first import DepthFirst
-from hyperslab.nn.dispatch import settle
+from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import HOOKS
@@ -106,7 +106,7 @@ class Graphed:
         signature = self._signature(args, kwargs)
         if signature is None:
             return self._run(*args, **kwargs)
-        settle(self._run, ())  # or deferred operators would be computed in a graph
+        materialise(self._run, ())  # or deferred operators would be computed in a graph
         entry = self._find(signature)
         if entry is None:
             return self._first(signature, args, kwargs)

@@ -25,7 +25,7 @@ from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_wind
 from hyperslab.nn.depth_first.memory_estimate import MemoryCounter, current_counter
 from hyperslab.nn.depth_first.survey import Survey, survey
 from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, alone
-from hyperslab.nn.dispatch import settle
+from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import (
     ParameterSlots,
     TensorVersions,
@@ -33,6 +33,7 @@ from hyperslab.nn.module_snapshot import (
     plain_attributes,
 )
 from hyperslab.nn.parallel.outside_tensors import with_mean
+from hyperslab.nn.single_rank import active_mode
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Autocast, rng_states, same_draws, unjournaled
 from hyperslab.torch_private import tree_leaves, tree_map
@@ -106,19 +107,26 @@ class DepthFirst:
             return self._counted(counter, args, kwargs)
         if not self.picked:
             return self._run(*args, **kwargs)
+        mode = active_mode()  # in which tensors are plain
+        by_tiles = self._by_tiles if mode is None else mode.on_slabs(self._by_tiles)
+        out = by_tiles(*args, **kwargs)
+        return self._run(*args, **kwargs) if out is None else out
+
+    def _by_tiles(self, *args: Any, **kwargs: Any) -> Slab | None:
+        """The output; None where it is to be computed layer by layer, on all ranks."""
         leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
         slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
         if not slabs or 0 in slabs[0].shape:
-            return self._run(*args, **kwargs)
+            return None
         call = _Call(self._run, *_swapped((args, kwargs), slabs[0], _TILE))
         try:
             self._check(slabs, leaves)
-            settle(self._run, ())
+            materialise(self._run, ())
             found = self._surveyed(slabs[0], call)
         except UnsupportedOp:
             if self._is_named:
                 raise
-            return self._run(*args, **kwargs)  # on all ranks: it has changed since it was picked
+            return None  # it has changed since it was picked
         return self._compute(slabs[0], call, found)
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:

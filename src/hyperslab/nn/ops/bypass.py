@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.op import define
+from hyperslab.nn.single_rank import active_mode
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import patch_for
 
@@ -32,4 +33,6 @@ def reentrant_checkpoint(*args: Any) -> Any:
     )
 
 
-with_first_mesh(partial(patch_for, Slab))  # last: rules are those of functions as torch has them
+with_first_mesh(
+    partial(patch_for, Slab, active_mode)
+)  # last: rules are those of functions as torch has them

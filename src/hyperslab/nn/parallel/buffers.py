@@ -11,21 +11,19 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.slab import Slab
-from hyperslab.nn.watched_slab import WatchedSlab
 
 
 def plain_buffer(module: nn.Module, name: str, value: Any) -> Tensor | None:
     """The whole tensor in place of a Slab that becomes the buffer ``name``."""
     if not isinstance(value, Slab):
         return None
-    slab = value.inner if isinstance(value, WatchedSlab) else value
-    if slab.layout.split_dims:
+    if value.layout.split_dims:
         raise UnsupportedOp(
             f"the buffer {name} of {type(module).__name__} cannot hold a tensor of "
-            f"{slab.layout.describe()}, of which every rank has another piece: give it "
+            f"{value.layout.describe()}, of which every rank has another piece: give it "
             "hyperslab.gather(x), the whole on every rank"
         )
-    return slab.local
+    return value.local
 
 
 with_first_mesh(partial(register_module_buffer_registration_hook, plain_buffer))  # type: ignore[arg-type]

@@ -45,12 +45,16 @@ def check_layers(module: nn.Module, mesh: Mesh) -> None:
 
 
 class BackwardHooks:
-    """Those of ``module`` and its parts, registered now or at any time before a pass."""
+    """Those of ``module`` and its parts, registered now or at any time before a pass.
+
+    On one rank only the module itself is given Slabs.
+    """
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
         self._hooks = [
             (name, part.__dict__[kind])
             for name, part in module.named_modules()
+            if mesh.num_ranks > 1 or not name
             for kind in ("_backward_hooks", "_backward_pre_hooks")
             if mesh.rank == 0 and part.__dict__.get(kind) is not None
         ]

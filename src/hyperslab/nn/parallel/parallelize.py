@@ -35,7 +35,6 @@ from hyperslab.nn.depth_first.chains import (
     installed_chains,
 )
 from hyperslab.nn.depth_first.memory_watch import MemoryWatch
-from hyperslab.nn.lone import Lone
 from hyperslab.nn.parallel.checks import (
     BackwardHooks,
     Comparisons,
@@ -45,6 +44,7 @@ from hyperslab.nn.parallel.checks import (
 )
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
+from hyperslab.nn.single_rank import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_map
 
@@ -83,10 +83,8 @@ def parallelize(
     not the step would have failed. Modules with BatchNorm or dropout inside, those with hooks, and
     networks with ``shard_weights`` are left as they are; ``()`` does without it.
 
-    On one rank, ``forward`` is given plain tensors where Slabs change nothing and only cost time.
-    The first pass on arguments of new shapes or dtypes shows that: no fused kernel convolves in it,
-    nothing is cut into tiles, no rule is the user's, no layer has hooks, nothing asks for what only
-    Slabs have or keeps one, and only layers of dropout draw random numbers.
+    On one rank ``forward`` runs on plain tensors, as if it was not parallel. Large tensors are cut
+    into tiles and fused kernels serve there too, and random numbers are those of any mesh.
 
     With ``cuda_graphs``, on one rank with a GPU, passes are recorded in CUDA graphs and replayed,
     so that the GPU does not wait for the host: for each kind of arguments (shapes, dtypes, memory
@@ -267,7 +265,7 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     if replicated:
         run = Replica(module, forward, mesh, comparisons)
     elif mesh.backend is None:
-        run = Lone(module, forward, mesh, chains)
+        run = SingleRank(module, forward, mesh)
     if cuda_graphs and mesh.device.type == "cuda":
         run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
     hooks = BackwardHooks(module, mesh)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import fused
-from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation, waits_in_vain
+from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation
 from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.slab import Slab
 
@@ -36,8 +36,6 @@ def _can_wait(x: Any, slope: float, *, in_place: bool) -> bool:
     if isinstance(x, Deferred) and x.source is not None:
         return x.slope == 1
     if type(x) is not Slab or not fused.pays(x.local) or x.local.is_inference():
-        return False
-    if waits_in_vain(x.local):
         return False
     is_leaf = x.local.is_leaf and x.local.requires_grad  # torch refuses to write into it
     return not in_place or not (x.is_view or x.is_part or is_leaf)

@@ -17,7 +17,6 @@ from torch import Tensor
 from hyperslab.kernels import fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.layout import Layout
-from hyperslab.nn.deferred import waits_in_vain
 from hyperslab.nn.op import OPS, replace_rule
 from hyperslab.nn.slab import Slab
 
@@ -90,10 +89,6 @@ def _is_small_and_unfused(x: Tensor, args: tuple[Any, ...]) -> bool:
     return _is_small(x, args) and not fused.pays(x)
 
 
-def _is_small_and_waits_for_none(x: Tensor, args: tuple[Any, ...]) -> bool:
-    return _is_small(x, args) and (waits_in_vain(x) or not fused.pays(x))
-
-
 def _is_small_conv(x: Tensor, args: tuple[Any, ...]) -> bool:
     """Where the weight is not told by its place, it is not known."""
     weight = args[1] if len(args) > 1 else None
@@ -122,7 +117,7 @@ def _has_more_slabs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 for _functions, _is_easy in (
     (_CONVS, _is_small_conv),
     (_POOLS, _is_small_and_unfused),
-    (_RELUS, _is_small_and_waits_for_none),
+    (_RELUS, _is_small_and_unfused),
     (_OTHERS, _is_small),
     ((F.linear,), _is_small_linear),
 ):
