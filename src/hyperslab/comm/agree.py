@@ -135,7 +135,7 @@ class Comparison:
     work: dist.Work
 
     def wait(self) -> None:
-        """Collective over all ranks."""
+        """Raises on all ranks if they ran different operators. Collective over all ranks."""
         with contact("comparing operators", self.mesh):
             self.work.wait()
             if int(self.ends[0]) == -int(self.ends[1]):

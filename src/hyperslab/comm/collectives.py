@@ -1,4 +1,4 @@
-"""Collectives outside of autograd: from rank 0, to rank 0, and the least of all ranks' numbers."""
+"""Collectives outside of autograd: from rank 0, to rank 0, and minima over all ranks."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _raw(x: Tensor) -> Tensor:
     return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def reduce_least(doing: str, numbers: Sequence[int], mesh: Mesh) -> list[int]:
-    """The least that any rank brings of each of the ``numbers``.
+def reduce_min(doing: str, numbers: Sequence[int], mesh: Mesh) -> list[int]:
+    """The minimum over all ranks of each of the ``numbers``.
 
     Collective over all ranks. ``doing`` says in an error what for.
     """

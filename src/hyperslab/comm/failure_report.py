@@ -36,7 +36,7 @@ class FailureReport(NamedTuple):
 
 
 def lost_contact(doing: str, mesh: Mesh, error: RuntimeError) -> CommError:
-    """The error to raise in place of ``error``, which torch raised as a peer is gone or late."""
+    """The ``CommError`` to raise for ``error``, by which torch says that a peer is gone or late."""
     why = str(error).partition("\n")[0] or type(error).__name__
     cause = explain_failure(mesh.rank, mesh.num_ranks, mesh.timeout.total_seconds())
     return CommError(f"rank {mesh.rank} lost contact while {doing}: {cause} ({why})")
@@ -44,7 +44,7 @@ def lost_contact(doing: str, mesh: Mesh, error: RuntimeError) -> CommError:
 
 @contextmanager
 def contact(doing: str, mesh: Mesh) -> Iterator[None]:
-    """Within it, an error of torch is a lost contact."""
+    """Turns errors that torch raises within it into a ``CommError`` that tells the cause."""
     try:
         yield
     except CommError:
@@ -120,7 +120,7 @@ def explain_failure(rank: int, num_ranks: int, timeout_seconds: float) -> str:
 
 
 def read_report(rank: int) -> FailureReport | None:
-    """The report of ``rank``, if there is one; ``RuntimeError`` if its keeper is gone."""
+    """The report of ``rank``, or None; raises ``RuntimeError`` if the store is gone."""
     if not _store().check([_key(rank)]):
         return None
     return FailureReport(*json.loads(_store().get(_key(rank))))

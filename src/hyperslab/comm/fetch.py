@@ -107,7 +107,7 @@ def post_pieces(
 def post_return(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
 ) -> Pending:
-    """The adjoint of ``post_fetch``: sends the gradients of received boxes home, and waits not."""
+    """The adjoint of ``post_fetch``: sends gradients of received boxes home, without waiting."""
     doing = "returning the gradient of a split tensor"
     return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, doing)
 

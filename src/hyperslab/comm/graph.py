@@ -46,7 +46,7 @@ _calls: list[_Call] = []
 
 
 def cached_constants(function: Made) -> Made:
-    """``function``, whose tensors follow from its arguments alone, run once for each of them.
+    """Caches ``function`` by its arguments, from which alone its tensors must follow.
 
     It runs untraced, so that what is kept has values; a graph gets constants with these values.
     """
@@ -67,7 +67,7 @@ _holders: list[list[Any]] = []
 
 @contextmanager
 def held_constants() -> Iterator[list[Any]]:
-    """Gives a list of all cached constants that are used within it, which keeps them alive."""
+    """Collects all cached constants that are used within it in a list, which keeps them alive."""
     held: list[Any] = []
     _holders.append(held)
     try:
@@ -97,7 +97,7 @@ def as_operator(
 
 @custom_op("hyperslab::communicate", mutates_args=())
 def communicate(inputs: list[Tensor], call: int) -> list[Tensor]:
-    """Contiguous tensors of contiguous ones: a compiler may lay out its own as it likes."""
+    """Runs the call of that number on contiguous tensors: a compiler may lay out its own freely."""
     received = _calls[call].run([x.contiguous() for x in inputs])
     return [out.contiguous() for out in received]
 
@@ -114,13 +114,13 @@ communicate.register_effect(EffectType.ORDERED)
 
 
 def save_marker(ctx: Any, x: Tensor) -> None:
-    """In the forward pass of a Function that saves nothing else."""
+    """Saves an empty tensor for ``recompute_first``, in a forward pass that saves nothing else."""
     ctx.has_marker = has_saved_tensor_hooks()
     if ctx.has_marker:
         ctx.save_for_backward(x.new_empty(0))
 
 
 def recompute_first(ctx: Any) -> None:
-    """In its backward pass, before messages."""
+    """Has a checkpoint recompute now, before the backward pass of ``ctx`` sends messages."""
     if ctx.has_marker:  # or a second backward pass, which needs nothing, would be refused
         ctx.saved_tensors  # noqa: B018

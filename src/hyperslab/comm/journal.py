@@ -93,7 +93,7 @@ def _outline(argument: object) -> object:
 
 
 class _Autocast:
-    """That autocast is on, for a type of device."""
+    """Stands in the journal for autocast being on for a type of device."""
 
     def __init__(self, device_type: str) -> None:
         self._dtype = get_autocast_dtype(device_type)
@@ -117,7 +117,7 @@ class Journal:
             self.add(function, args)
 
     def add(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Not in a backward pass: a checkpoint runs as much again as a rank's own pieces need."""
+        """Notes a call, except in backward passes: ranks may recompute different checkpoints."""
         if backward_pass_id() != -1:
             return
         outlines = [_outline(arg) for arg in args]

@@ -82,7 +82,7 @@ class Mesh:
 
     @cached_property
     def group(self) -> ProcessGroup:
-        """All ranks."""
+        """The process group of all ranks."""
         return self.group_over(AXES)
 
     def group_over(self, axes: Collection[str]) -> ProcessGroup:
@@ -157,7 +157,7 @@ _lock = threading.RLock()
 
 @contextmanager
 def one_thread(mesh: Mesh) -> Iterator[None]:
-    """Within it, other threads that want the same raise ``ConfigError``; one rank does not mind."""
+    """Has other threads that enter it raise ``ConfigError``; does nothing on one rank."""
     if mesh.num_ranks == 1:
         yield
         return
@@ -206,7 +206,7 @@ def group_of(
 
 
 def _options(backend: str, timeout: timedelta) -> Any:
-    """NCCL's stream goes before others: a halo must not queue behind the interior that hides it."""
+    """High priority for NCCL's stream: a halo must not queue behind the interior that hides it."""
     if "nccl" not in backend:
         return None
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -220,7 +220,7 @@ def _raw(x: Tensor) -> Tensor:
 
 
 def plain_memory(x: Tensor) -> Tensor:
-    """``x`` with memory that says it all, so that it can travel.
+    """``x``, copied where its memory alone does not hold its values, so that it can be sent.
 
     A conjugate or negative view has a bit beside it, and torch's stand-in for zero gradients (of
     ``sgn``) has no memory.

@@ -40,7 +40,7 @@ class SideChannel:
 
     @property
     def group(self) -> ProcessGroup | None:
-        """For calls of torch's own; None with one rank."""
+        """The process group, for calls of torch's own; None with one rank."""
         return self._group
 
     def tell_all(self, value: T) -> list[T]:

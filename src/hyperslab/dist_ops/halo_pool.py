@@ -58,7 +58,11 @@ def plan_pool(
     pads: Callable[[Box], Sequence[int]],
     fill: float,
 ) -> PoolPlan:
-    """``make`` is the pool with some padding, ``pads`` that of a call for some outputs."""
+    """How a rank pools its piece, which has an interior.
+
+    ``make(padding)`` is the pool with that padding, ``pads(outputs)`` the padding of a call that
+    computes ``outputs``.
+    """
     owned = halo.exchange.owned
     dims = zip(windows, owned.spans[2:], outputs.spans[2:], strict=True)
     padding, extra, places = zip(*[_interior(*dim) for dim in dims], strict=True)
@@ -207,5 +211,5 @@ def _placed(grad: Tensor, call: Call, where: Where | None = None) -> Tensor:
 
 
 def _first(x: Tensor) -> Where:
-    """Where as many elements as ``x`` has along each dim lie, if they come first."""
+    """Slices of the first ``x.shape`` elements along each dim."""
     return tuple(map(slice, x.shape))

@@ -62,7 +62,7 @@ def draw() -> Tensor:
 
 
 class _Sources(threading.local):
-    """Of one thread: others, which may run passes meanwhile, draw as ever."""
+    """The sources of one thread: others may run passes meanwhile, and draw from torch."""
 
     def __init__(self) -> None:
         self.stack: list[Callable[[], Tensor]] = []
@@ -102,7 +102,7 @@ _kept_hashes = lru_cache(maxsize=32)(untraced()(_hashes))
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Every one of the 32 bits of each element spread over all of them."""
+    """A hash of each 32-bit number: each of its bits changes all others."""
     bits = (bits + 0x9E3779B9) & _MASK
     bits = ((bits ^ bits >> 16) * _FACTORS[0]) & _MASK
     bits = ((bits ^ bits >> 15) * _FACTORS[1]) & _MASK

@@ -51,7 +51,7 @@ class Pool(NamedTuple):
     """Padding at the end of each dim, besides that at both ends; torch knows none."""
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of a tensor of this ``shape``."""
+        """The shape of the pool of a tensor of ``shape``."""
         extra = self.extra or (0,) * len(self.kernel)
         dims = zip(shape[2:], self.kernel, self.stride, self.padding, extra, strict=True)
         return (*shape[:2], *[1 + (n + 2 * p + more - k) // s for n, k, s, p, more in dims])
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """That the signs of a cell take: bytes begin where blocks of channels do."""
+        """How many bits the signs of a cell take: bytes begin where blocks of channels do."""
         if self.channels < BYTE:
             return power_of_two(self.channels)
         return math.ceil(self.channels / BYTE) * BYTE
@@ -160,7 +160,7 @@ def _block(channels: int, width: int, numbers: int) -> tuple[int, int]:
 
 
 def _options(lanes: int, cols: int, itemsize: int, tuning: Tuning) -> dict[str, int]:
-    """Of the compiler. A thread gets 16 bytes of a cell, or two cells."""
+    """Options of the Triton compiler. A thread gets 16 bytes of a cell, or two cells."""
     numbers = 16 // itemsize if lanes >= BYTE else 2
     warps = max(1, min(tuning.warps, lanes * cols // numbers // 32))
     return {"num_warps": warps} | ({"maxnreg": tuning.registers} if tuning.registers else {})

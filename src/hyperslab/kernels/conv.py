@@ -62,7 +62,7 @@ class Convolution(NamedTuple):
         return has_kernels and few_channels.is_weight_grad_faster(weight, dtype)
 
     def is_replaced(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-        """Whether a call in ``dtype`` is not torch's own, or not in the backward pass."""
+        """Whether other kernels than torch's compute a call in ``dtype``, or its backward pass."""
         return torch_conv.is_avoided(x, weight, dtype) or self._will_fuse(x, weight, dtype)
 
     def _will_fuse(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
@@ -152,7 +152,7 @@ class Convolution(NamedTuple):
         return self._conv(weight).weight_grad(*ends, weight)
 
     def _conv(self, weight: Tensor) -> Conv:
-        """The convolution that it is, or of which it is the adjoint."""
+        """The same convolution; of a transposed one, the convolution whose adjoint it is."""
         return Conv(tuple(map(Window, weight.shape[2:], *self[:3])), self.groups)
 
 
@@ -277,14 +277,14 @@ class Settings(NamedTuple):
         return Convolution(self.stride, padding, self.dilation, False, zeros, self.groups)
 
     def fits(self, x: Tensor, weight: Tensor, padding: str | tuple[int, ...]) -> bool:
-        """Whether it is one call's work. Padding in words makes no dim longer."""
+        """Whether it is one call's work. "same" and "valid" padding make no dim longer."""
         if isinstance(padding, str):
             numel = x.shape[0] * math.prod(x.shape[2:]) * max(x.shape[1], weight.shape[0])
             return numel <= tiles.MAX_NUMEL or x.is_complex()
         return _is_small(x, weight, padding) or self.padded(padding).fits(x, weight)
 
     def is_replaced(self, x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-        """Whether a call in ``dtype`` is not torch's own, or not in the backward pass."""
+        """Whether other kernels than torch's compute a call in ``dtype``, or its backward pass."""
         return self.padded(self.stride).is_replaced(x, weight, dtype)  # with whatever padding
 
     def output_shape(self, x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:

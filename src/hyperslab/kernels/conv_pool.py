@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
     """Of the backward pass."""
 
     def options(self, shape: Shape) -> dict[str, int]:
-        """Of the compiler. A block twice as wide gets twice as many warps."""
+        """Options of the Triton compiler. A block twice as wide gets twice as many warps."""
         wide = shape.group * shape.block_f > 32 or shape.kernel[1] > 3
         found = {"num_warps": self.warps * (2 if wide else 1), "num_stages": self.stages}
         return found | ({"maxnreg": self.registers} if self.registers else {})
@@ -100,7 +100,7 @@ def _conv_sizes(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> list[int
 
 
 def _has_outputs(x: Tensor, weight: Tensor, padding: tuple[int, ...], pool: Pool) -> bool:
-    """Whether there are any, not too many planes, and these are small enough for 32-bit offsets."""
+    """Whether there are outputs, in not too many planes, which 32-bit offsets can address."""
     sizes = _conv_sizes(x, weight, padding)
     if x.shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
         return False
@@ -183,7 +183,7 @@ class _Sizes(NamedTuple):
     tiles: int
     """Blocks of filters."""
     words: int
-    """That the signs of a pair of outputs take."""
+    """How many 32-bit words the signs of a pair of outputs take."""
     constants: dict[str, Any]
 
     @classmethod

@@ -43,7 +43,7 @@ class Tuning(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """Of the compiler."""
+        """Options of the Triton compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
@@ -107,14 +107,14 @@ def is_faster(weight: Tensor, dtype: torch.dtype) -> bool:
 
 
 def is_weight_grad_faster(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether gradients of weights were, also where the convolutions are not."""
+    """The same of gradients of weights, which may be faster where convolutions are not."""
     filters, channels, *kernel = weight.shape
     is_narrow = filters <= MAX_FILTERS and channels <= MAX_CHANNELS and math.prod(kernel) > 1
     return (is_narrow and dtype != torch.float32) or is_faster(weight, dtype)
 
 
 def _fit_shared_memory(sizes: torch.Size, dtype: torch.dtype) -> bool:
-    """Weights, and rows of inputs and gradients on their way: those are what programs keep."""
+    """Whether weights, and rows of inputs and gradients that are being read, fit there."""
     tuning = _tuned(FORWARD, sizes, dtype)
     _, height, blocks, rows, columns = Shape.of(sizes, tuning.at_once).layout
     forward = height * blocks * rows * columns + tuning.stages * tuning.groups * blocks * rows
@@ -252,7 +252,7 @@ def _rows(geometry: Geometry, across: int, tuning: Tuning, device: torch.device)
 
 @lru_cache
 def num_programs(device: torch.device, per_processor: int = BUSY) -> int:
-    """Of a kernel that gives every processor of the device as many."""
+    """How many programs a kernel has, with ``per_processor`` on each processor of the device."""
     if device.type != "cuda":  # Triton's interpreter
         return 3
     return per_processor * torch.cuda.get_device_properties(device).multi_processor_count

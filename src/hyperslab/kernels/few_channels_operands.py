@@ -140,7 +140,7 @@ def _gather(
 
 
 def in_three_dims(sizes: Sequence[int], missing: int) -> tuple[int, int, int]:
-    """Those of depth, height and width, ``missing`` for the depth of two dims."""
+    """Depth, height and width of ``sizes``; ``missing`` is the depth where there are two dims."""
     depth, height, width = (missing,) * (3 - len(sizes)) + tuple(sizes)
     return depth, height, width
 
@@ -171,12 +171,12 @@ class Geometry(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What kernels are told."""
+        """Strides, sizes and padding, in the order of the kernels' parameters."""
         return (*self.strides, *self.sizes, *self.pads)
 
     @property
     def num_planes(self) -> int:
-        """Of outputs, in all samples."""
+        """How many planes of outputs there are, in all samples."""
         return self.samples * self.extents[0]
 
 
@@ -187,7 +187,7 @@ class Packed(NamedTuple):
     geometry: Geometry
 
     def empty(self, channels: int, extents: Triple) -> Tensor:
-        """Uninitialised, channels last, of the inputs' number of dims."""
+        """An uninitialised tensor, channels last, with as many dims as the inputs."""
         sizes = extents[5 - self.geometry.ndim :]
         return empty_channels_last((self.geometry.samples, channels, *sizes), self.memory)
 

@@ -20,7 +20,7 @@ def interpolate(
     scale_factor: float | Sequence[float] | None = None,
     *options: Any,
 ) -> Tensor:
-    """``F.interpolate``. Samples and channels are cut, but not what has to do with each other."""
+    """``F.interpolate`` of any size: what is too large is cut along samples and channels."""
     num_samples, num_channels, *extents = x.shape
     sizes = _output_sizes(extents, size, scale_factor)
     numel = num_samples * num_channels * max(math.prod(extents), math.prod(sizes))

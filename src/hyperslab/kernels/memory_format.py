@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def channels_last(ndim: int) -> torch.memory_format:
-    """That of images (4 dims) or volumes (5)."""
+    """The channels-last memory format of images (4 dims) or volumes (5)."""
     return torch.channels_last if ndim == 4 else torch.channels_last_3d
 
 
@@ -18,7 +18,7 @@ def empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
-    """Channels last where ``x`` is so and not also contiguous."""
+    """The memory format of ``x``: channels last where it is so and not also contiguous."""
     if x.ndim not in (4, 5) or x.is_contiguous():
         return torch.contiguous_format
     last = channels_last(x.ndim)

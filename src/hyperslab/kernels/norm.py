@@ -45,7 +45,7 @@ def standardize_by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
 
 
 def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The variance is the biased one. Of no elements both are 0."""
+    """Mean and biased variance of each channel; of no elements both are 0."""
     if not _is_native(x):
         mean, var = moments_over(x, _all_but_channels(x))
         return mean.flatten(), var.flatten()
@@ -71,7 +71,10 @@ def moments_over(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def merged_moments(shares: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of the whole, from parts that have ``shares`` of its elements, stacked in dim 0."""
+    """Mean and variance of a whole from those of its parts, which are stacked in dim 0.
+
+    ``shares`` says which part of all elements each part has.
+    """
     mean = (shares * means).sum(0)
     apart = means - mean
     return mean, (shares * torch.addcmul(variances, apart, apart)).sum(0)
@@ -93,7 +96,7 @@ def normalize(
 
 
 def in_memory_of(x: Tensor, grad: Tensor) -> Tensor:
-    """``grad`` where the functions below read it together with ``x``: a copy, or itself."""
+    """``grad``, copied if it must lie in memory as ``x`` does for the functions below."""
     if not _is_native(x) or _has_channels_last(grad):
         return grad
     return torch.empty_like(x).copy_(grad)

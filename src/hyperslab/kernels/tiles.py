@@ -155,7 +155,7 @@ def outermost_first(x: Tensor, *, without: Sequence[int] = ()) -> tuple[int, ...
 
 
 def fill(tiles: Sequence[Tile], call: Callable[[Tile], Tensor]) -> Tensor:
-    """One tensor of what ``call`` makes of each tile."""
+    """The tensor that ``call`` computes tile by tile."""
     return fill_all(tiles, lambda tile: [call(tile)])[0]
 
 
@@ -164,7 +164,7 @@ def fill_all(
     call: Callable[[Tile], Sequence[Tensor]],
     memory_format: torch.memory_format | None = None,
 ) -> list[Tensor]:
-    """Tensors of what ``call`` makes of each tile, in the memory format of the first or another."""
+    """The tensors that ``call`` computes tile by tile, in ``memory_format`` or that of a tile."""
     outs: list[Tensor] = []
     shape = tuple(step.own.stop for step in tiles[-1])
     for tile in tiles:

@@ -27,7 +27,7 @@ MOST_NAMED = 3
 
 
 def avoid(names: Iterable[str], device: torch.device, about: str, *, tell: bool) -> None:
-    """From now on does without what ``names`` call wrong; says so, if ``tell``, once."""
+    """Avoids the kernels that ``names`` call wrong from now on; warns once, if ``tell``."""
     global _device_type
     found = sorted(set(names))
     pairs = {(precision, layout) for precision, layout, _ in (name.split(" ", 2) for name in found)}
@@ -59,7 +59,7 @@ def is_avoided(x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> b
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """``torch.convolution``, right."""
+    """``torch.convolution``, without kernels that were found wrong."""
     if not is_avoided(x, weight):
         return torch.convolution(x, weight, bias, *settings)
     wide_bias = None if bias is None else bias.float()
@@ -70,7 +70,10 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
 def convolution_backward(
     grad: Tensor, x: Tensor, weight: Tensor, *settings: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of input, weight and bias by torch, right; they can be differentiated."""
+    """The gradients of input, weight and bias by torch, which can be differentiated.
+
+    Computed without kernels that were found wrong.
+    """
     run = torch.ops.aten.convolution_backward.default
     if not is_avoided(x, weight):
         return run(grad, x, weight, *settings)  # type: ignore[no-any-return]
@@ -81,7 +84,7 @@ def convolution_backward(
 
 
 def _names(dtype: torch.dtype) -> list[str]:
-    """Of the precisions in which torch may compute."""
+    """The names of the precisions in which torch may compute."""
     if dtype != torch.float32:
         return [name for name, each in PRECISIONS.items() if each == dtype]
     precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
@@ -89,7 +92,7 @@ def _names(dtype: torch.dtype) -> list[str]:
 
 
 def _layout(x: Tensor, weight: Tensor) -> str:
-    """As torch calls cuDNN: channels last if one of them is, be it with gaps."""
+    """The memory format in which torch calls cuDNN: channels last if one is, be it with gaps."""
     return "channels_last" if _has_channels_last(x) or _has_channels_last(weight) else "contiguous"
 
 
@@ -106,7 +109,7 @@ def _has_channels_last(x: Tensor) -> bool:
 
 @contextmanager
 def _safely(layout: str) -> Iterator[None]:
-    """Within it, what is wrong in float32 is not used."""
+    """Switches off, within it, what was found wrong in float32."""
     cudnn = torch.backends.cudnn
     was_enabled, precision = cudnn.enabled, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     is_tf32_wrong = ("tf32", layout) in _wrong

@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import nn
 
-from hyperslab.comm.collectives import reduce_least
+from hyperslab.comm.collectives import reduce_min
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
 from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory, gib
@@ -66,7 +66,7 @@ class MemoryWatch:
 
     def _look(self, args: Any, kwargs: Any, largest: Slab) -> None:
         numbers = free_bytes(self._mesh.device) or 0, -largest.local.numel()
-        free, piece = reduce_least("comparing free memory", numbers, self._mesh)
+        free, piece = reduce_min("comparing free memory", numbers, self._mesh)
         if -piece * largest.local.itemsize * MAX_GROWTH <= free:
             return
         estimate = self._estimate(args, kwargs)
@@ -75,7 +75,7 @@ class MemoryWatch:
             None if estimate is None else [(c.passing, *c.keeps.values()) for c in estimate.calls]
         )
         digest = crc32(repr((traits, [chain.name for chain in chains])).encode())
-        least = reduce_least("comparing what a step keeps", (digest, -digest), self._mesh)
+        least = reduce_min("comparing what a step keeps", (digest, -digest), self._mesh)
         if estimate is not None and least[0] == -least[1]:  # all ranks found the same
             self._pick(estimate, chains, free, -piece / largest.numel())
 
