@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class Case:
     def __str__(self) -> str:
         """The shape of the batch, such as ``8 x 4x128^3``."""
         samples, channels, *extents = self.shape
+        if len(set(extents)) > 1:
+            return f"{samples} x {'x'.join(map(str, self.shape[1:]))}"
         return f"{samples} x {channels}x{extents[0]}^{len(extents)}"
 
 
@@ -103,8 +106,26 @@ def unet(extent: int, *, width: int = 32, **more: Any) -> Case:
     )
 
 
+def video(name: str, samples: int, frames: int, extent: int) -> Case:
+    """A network of torchvision's for videos."""
+    return Case(
+        make=partial(make_video, name),
+        shape=(samples, 3, frames, extent, extent),
+        target=(samples,),
+        classes=400,
+    )
+
+
+def make_video(name: str) -> nn.Module:
+    from torchvision.models import video
+
+    network: nn.Module = getattr(video, name)()
+    return network
+
+
 def make_cases() -> dict[str, Case]:
     """What matters most first: time may run out."""
+    videos = ("r3d_18", "mc3_18") if find_spec("torchvision") else ()
     return {
         "host-32x8": cosmoflow(32, samples=8, graphs=True),
         "512-bf16": cosmoflow(512),
@@ -116,6 +137,7 @@ def make_cases() -> dict[str, Case]:
         "512-tf32": cosmoflow(512, precision="tf32"),
         "unet-256": unet(256),
         "512-lean": cosmoflow(512, choices=[LEAN]),
+        **{name: video(name, samples=8, frames=16, extent=112) for name in videos},
     }
 
 
