@@ -129,7 +129,7 @@ def _conv(call: Call) -> Slab:
     check_weights(function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups)
     settings = Settings(stride, dilation, groups)
     if not any(x.layout.splits[2:]) and _is_one_call(x.local, weight, padding, settings):
-        local = call.on(x.local, weight, bias).run()
+        local = function(x.local, weight, bias, stride, padding, dilation, groups)
         shape = (x.layout.shape[0], *local.shape[1:])
         return x.with_local(local, Layout(shape, x.layout.splits))
     windows = cast(tuple[Window, ...], call.windows)
