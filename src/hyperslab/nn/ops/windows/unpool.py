@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -14,59 +14,74 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.comm.reduce import reduce_sum_
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Box, TransposedWindow, check_steps, integers, per_dim, plan_windows
+from hyperslab.layout import (
+    Box,
+    Numbers,
+    TransposedWindow,
+    check_steps,
+    integers,
+    plan_windows,
+    pool_numbers,
+)
 from hyperslab.nn.align import localize
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import Call, Function, Op, unsupported
 from hyperslab.nn.ops.windows.spatial import (
     along,
     check_batch,
     check_extents,
+    define_windowed,
     one_sample,
-    without_samples,
 )
 from hyperslab.nn.slab import Slab
 
 
 def _make_max_unpool(num_dims: int) -> None:
-    function = getattr(F, f"max_unpool{num_dims}d")
-
-    @define("windowed", function)
-    @without_samples(num_dims)
-    def max_unpool(
-        input: Slab,
+    def read(
+        op: Op,
+        input: Slab | Tensor,
         indices: Slab | Tensor,
-        kernel_size: int | Sequence[int],
-        stride: int | Sequence[int] | None = None,
-        padding: int | Sequence[int] = 0,
+        kernel_size: Numbers,
+        stride: Numbers | None = None,
+        padding: Numbers = 0,
         output_size: Sequence[int] | None = None,
-    ) -> Slab:
-        """Zeros, and ``input`` at ``indices``, which count the output's pixels.
+    ) -> Call:
+        kernel, steps, pads, _ = pool_numbers(num_dims, kernel_size, stride, padding)
+        options = {"kernel_size": kernel, "stride": steps, "padding": pads}
+        windows = _windows(op.function, input, (kernel, steps, pads), output_size)
+        return Call(op, (input, indices), {**options, "output_size": output_size}, windows)
 
-        Along split dims an index must lie in the window whose largest value it is that of.
-        """
-        x = check_batch(function, input, num_dims)
-        places = _as_batch(indices, x.ndim)
-        if tuple(places.shape) != tuple(x.shape):
-            raise LayoutError(
-                f"{function.__name__}: indices of shape {tuple(places.shape)} for values of shape "
-                f"{tuple(x.shape)}"
-            )
-        windows = _windows(function, x, kernel_size, stride, padding, output_size)
-        planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
-        check_extents(function, x, planned.output)
-        index, sizes = localize(places, x.layout, x.box), planned.output.shape[2:]
-        split = any(x.layout.splits[2:])
-        if split:
-            _check_indices(function, x, index, windows, sizes)
-        window = fetch(x.local, planned.exchange, x.mesh)
-        index = fetch(index, planned.exchange, x.mesh, fill=-1)
-        if not planned.box:
-            local = empty_output(planned.box.shape, window)
-        elif split:
-            local = _scattered(window, index, planned.box, sizes)
-        else:
-            local = _unpool(window, index, sizes)
-        return x.with_local(local, planned.output)
+    function = getattr(F, f"max_unpool{num_dims}d")
+    define_windowed(num_dims, function, reader=read, run=_max_unpool)
+
+
+def _max_unpool(call: Call) -> Slab:
+    """Zeros, and the input at indices that count the output's pixels.
+
+    Along split dims an index must lie in the window whose largest value it is that of.
+    """
+    function, windows = call.op.function, cast(tuple[TransposedWindow, ...], call.windows)
+    x = check_batch(function, call.input, len(windows))
+    places = _as_batch(call.operands[1], x.ndim)
+    if tuple(places.shape) != tuple(x.shape):
+        raise LayoutError(
+            f"{function.__name__}: indices of shape {tuple(places.shape)} for values of shape "
+            f"{tuple(x.shape)}"
+        )
+    planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
+    check_extents(function, x, planned.output)
+    index, sizes = localize(places, x.layout, x.box), planned.output.shape[2:]
+    split = any(x.layout.splits[2:])
+    if split:
+        _check_indices(function, x, index, windows, sizes)
+    window = fetch(x.local, planned.exchange, x.mesh)
+    index = fetch(index, planned.exchange, x.mesh, fill=-1)
+    if not planned.box:
+        local = empty_output(planned.box.shape, window)
+    elif split:
+        local = _scattered(window, index, planned.box, sizes)
+    else:
+        local = _unpool(window, index, sizes)
+    return x.with_local(local, planned.output)
 
 
 def _as_batch(indices: Slab | Tensor, ndim: int) -> Slab | Tensor:
@@ -77,25 +92,23 @@ def _as_batch(indices: Slab | Tensor, ndim: int) -> Slab | Tensor:
 
 
 def _windows(
-    function: Callable[..., Any],
-    x: Slab,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None,
-    padding: int | Sequence[int],
+    function: Function,
+    x: Slab | Tensor,
+    numbers: Sequence[tuple[int, ...]],
     output_size: Sequence[int] | None,
 ) -> tuple[TransposedWindow, ...]:
-    num_dims = x.ndim - 2
-    kernels, pads = per_dim(kernel, num_dims), per_dim(padding, num_dims)
-    strides = kernels if stride is None else per_dim(stride, num_dims)
+    """Those of an unpool of a kernel, stride and padding, the ``numbers``."""
+    kernels, strides, pads = numbers
+    num_dims = len(kernels)
     check_steps((*kernels, *strides), pads)
-    windows = list(map(TransposedWindow, kernels, strides, pads))
+    windows = tuple(map(TransposedWindow, kernels, strides, pads))
     if output_size is None:
-        return tuple(windows)
+        return windows
     sizes = integers(output_size)
     sizes = sizes[2:] if len(sizes) == num_dims + 2 else sizes
     extra = [
         size - window.output_extent(n)
-        for size, window, n in zip(sizes, windows, x.layout.shape[2:], strict=False)
+        for size, window, n in zip(sizes, windows, x.shape[-num_dims:], strict=False)
     ]
     if len(sizes) != num_dims or any(abs(e) >= s for e, s in zip(extra, strides, strict=True)):
         raise LayoutError(
@@ -106,7 +119,7 @@ def _windows(
 
 
 def _check_indices(
-    function: Callable[..., Any],
+    function: Function,
     x: Slab,
     indices: Tensor,
     windows: Sequence[TransposedWindow],
