@@ -134,6 +134,15 @@ def test_dims_are_read_as_torch_and_numpy_name_them(args, kwargs, dims):
     assert "out" not in call.options or call.options["out"] is None
 
 
+@pytest.mark.parametrize("function", [F.dropout, torch.dropout, F.alpha_dropout])
+def test_dropout_is_read_alike_in_every_spelling(function):
+    name = "train" if function is torch.dropout else "training"
+    for args, kwargs in (((0.2, True), {}), ((), {"p": 0.2, name: True})):
+        call = parse(function, seeded(3, 4), *args, **kwargs)
+        assert (call.options["p"], call.options["training"]) == (0.2, True)
+        assert [tuple(out.shape) for out in call.outputs()] == [(3, 4)]
+
+
 def test_operands_are_found_in_lists_too():
     x, y = seeded(3, 4), seeded(3, 4, seed=1)
     call = parse(torch.cat, [x, y], dim=-1)

@@ -28,7 +28,8 @@ Function = Callable[..., Any]
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 Family = Literal["pointwise", "windowed", "reducing", "shape", "product", "random", "custom"]
 
-_NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
+"""Names of arguments that numpy has, or only some of a function's spellings, and the usual ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +71,16 @@ class Op:
         operands = tuple(filter(is_operand, tree_leaves((args, named), is_leaf=is_operand)))
         options = {name: arg for name, arg in bound.arguments.items() if not _has_operand(arg)}
         dims = _dims(operands[0], options["dim"]) if "dim" in options and operands else ()
-        return Call(self, operands, options, dims=dims, given=(args, named))
+        return Call(self, operands, options, dims=dims, given=(args, kwargs or {}))
 
     def keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """``kwargs`` by the names that the rule knows, without ``out=None``."""
         if "out" in kwargs and kwargs["out"] is None:
             kwargs = {name: arg for name, arg in kwargs.items() if name != "out"}
-        if _NUMPY_NAMES.keys().isdisjoint(kwargs):
+        if _ALIASES.keys().isdisjoint(kwargs):
             return kwargs
         known = _signature(self.rule).parameters
-        renamed = {old: new for old, new in _NUMPY_NAMES.items() if new in known}
+        renamed = {old: new for old, new in _ALIASES.items() if new in known}
         return {renamed.get(name, name): arg for name, arg in kwargs.items()}
 
     def implementation(self, call: Call, piece: Tensor) -> Implementation | None:

@@ -154,9 +154,9 @@ class SingleRankMode(TorchFunctionMode):
     def _by_rule(
         self, function: Function, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        slab = _slab_of(x, self._mesh)
+        slab, op = _slab_of(x, self._mesh), OPS[function]
         try:
-            out = OPS[function].rule(*_swapped(args, x, slab), **_swapped(kwargs, x, slab))
+            out = op.rule(*_swapped(args, x, slab), **op.keywords(_swapped(kwargs, x, slab)))
         except UnsupportedOp:  # of what would depend on the mesh
             return function(*args, **kwargs)
         return x if out is slab else self._unwrapped(out)
@@ -174,7 +174,8 @@ class SingleRankMode(TorchFunctionMode):
             return as_slab(leaf, self._mesh)
 
         args, kwargs = tree_map(wrap, (args, kwargs), is_leaf=is_slab)
-        return self._unwrapped(OPS[function].rule(*args, **kwargs))
+        op = OPS[function]
+        return self._unwrapped(op.rule(*args, **op.keywords(kwargs)))
 
     def on_slabs(self, run: Function) -> Function:
         """``run``, which is given Slabs in the place of tensors; its result is plain."""

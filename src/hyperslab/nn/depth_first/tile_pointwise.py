@@ -15,7 +15,7 @@ from hyperslab.layout import Box, Layout, Span
 from hyperslab.nn.align import broadcast_layout
 from hyperslab.nn.depth_first.tile_slab import TileSlab, not_by_tiles, tile_rule
 from hyperslab.nn.dispatch import dispatch
-from hyperslab.nn.op import writes_in_place
+from hyperslab.nn.op import OPS, Function, writes_in_place
 from hyperslab.nn.ops.each.pointwise import POINTWISE
 from hyperslab.nn.slab import Slab
 
@@ -146,42 +146,24 @@ def _prelu(input: TileSlab, weight: Tensor) -> TileSlab:
 
 
 @tile_rule(F.batch_norm)
-def _batch_norm(
-    input: TileSlab,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> TileSlab:
-    if training:
+def _batch_norm(input: TileSlab, *args: Any, **kwargs: Any) -> TileSlab:
+    if OPS[F.batch_norm].parse((input, *args), kwargs).options["training"]:
         why = "its statistics are of the whole batch (in evaluation they are not)"
         raise not_by_tiles(F.batch_norm, why)
-    args = running_mean, running_var, weight, bias, False, momentum, eps
-    return input.with_local(F.batch_norm(input.local, *args))
+    return input.with_local(F.batch_norm(input.local, *args, **kwargs))
 
 
-def _make_dropout(function: Callable[..., Any], training_by_default: bool) -> None:
-    @tile_rule(function)
-    def dropout(
-        input: TileSlab,
-        p: float = 0.5,
-        train: bool = training_by_default,
-        inplace: bool = False,
-        *,
-        training: bool | None = None,
-    ) -> TileSlab:
-        if (train if training is None else training) and p != 0:
-            raise not_by_tiles(function, "it draws random numbers (in evaluation it does not)")
-        return input
+def _dropout(function: Function, *args: Any, **kwargs: Any) -> TileSlab:
+    call = OPS[function].parse(args, kwargs)
+    if call.options["training"] and call.options["p"] != 0:
+        raise not_by_tiles(function, "it draws random numbers (in evaluation it does not)")
+    return call.input  # type: ignore[no-any-return]
 
 
 for _function in (F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
-    _make_dropout(_function, True)
+    tile_rule(_function)(partial(_dropout, _function))
 for _function in (F.alpha_dropout, torch.alpha_dropout, F.feature_alpha_dropout):
-    _make_dropout(_function, False)
+    tile_rule(_function)(partial(_dropout, _function))
 
 
 @tile_rule(torch.cat, torch.concat, torch.concatenate)

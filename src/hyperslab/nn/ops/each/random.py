@@ -22,13 +22,11 @@ _SATURATION = 1.7580993408473766
 def dropout(
     input: Slab,
     p: float = 0.5,
-    train: bool = True,
+    training: bool = True,
     inplace: bool = False,
-    *,
-    training: bool | None = None,
 ) -> Slab:
     """``input`` with each element zeroed with probability ``p``, the others scaled up for it."""
-    return _drop(input, p, input.ndim, train if training is None else training, inplace=inplace)
+    return _drop(input, p, input.ndim, training, inplace=inplace)
 
 
 def _make_feature_dropout(num_dims: int) -> None:
@@ -49,33 +47,28 @@ def _make_feature_dropout(num_dims: int) -> None:
 def alpha_dropout(
     input: Slab,
     p: float = 0.5,
-    train: bool = False,
+    training: bool = False,
     inplace: bool = False,
-    *,
-    training: bool | None = None,
 ) -> Slab:
     """``input`` with elements set to what SELU saturates at, scaled to the same mean and spread."""
-    given = train if training is None else training
-    return _drop_alpha(input, p, input.ndim, given, inplace=inplace)
+    return _drop_alpha(input, p, input.ndim, training, inplace=inplace)
 
 
 @define("random", F.feature_alpha_dropout, torch.feature_alpha_dropout)
 def feature_alpha_dropout(
     input: Slab,
     p: float = 0.5,
-    train: bool = False,
+    training: bool = False,
     inplace: bool = False,
-    *,
-    training: bool | None = None,
 ) -> Slab:
     """``alpha_dropout`` of whole channels."""
-    return _drop_alpha(input, p, 2, train if training is None else training, inplace=inplace)
+    return _drop_alpha(input, p, 2, training, inplace=inplace)
 
 
 @define("random", torch.feature_dropout)
-def channel_dropout(input: Slab, p: float, train: bool) -> Slab:
+def channel_dropout(input: Slab, p: float, training: bool) -> Slab:
     """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
-    return _drop(input, p, 2, train, inplace=False)
+    return _drop(input, p, 2, training, inplace=False)
 
 
 def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
