@@ -11,7 +11,6 @@ from hypothesis import example, given, settings, strategies as st
 
 import hyperslab as hs
 from hyperslab.kernels import act_pool, fused
-from hyperslab.nn import deferred
 from hyperslab.testing import Team, assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
@@ -51,7 +50,6 @@ def fusing(wanted=True):
         return wanted and type(x) is torch.Tensor and x.ndim > 3 and x.numel() >= MIN_NUMEL
 
     with (
-        patch.object(deferred, "_waits", deferred.Counter()),
         patch.object(fused, "pays", pays),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "Call", Call),

@@ -218,12 +218,16 @@ def test_hooks_of_modules_see_and_change_slabs():
     assert seen == [("Slab", (4, 4, 12, 9)), ("Tensor", (4, 4, 12, 9))]
 
 
-@pytest.mark.ranks(1)
-def test_full_backward_hooks_are_told_not_to_fire():
+@pytest.mark.ranks(2)
+def test_full_backward_hooks_are_told_not_to_fire_on_several_ranks():
     module, _ = two()
+    mesh = hs.init(height=2, device="cpu")
     module.second.register_full_backward_hook(lambda *_: None)
+    if mesh.rank:
+        hs.parallelize(module, mesh)
+        return
     with pytest.warns(UserWarning, match=r"do not fire on Slabs: those of second will not"):
-        hs.parallelize(module, hs.init(device="cpu"))
+        hs.parallelize(module, mesh)
 
 
 @pytest.mark.ranks(2)
