@@ -5,8 +5,8 @@ from mutation.mutant import Mutant
 MUTANTS = [
     Mutant(
         "nn/parallel/gradient_averaging.py",
-        "            averaging.at_end(weight, place)\n        self._owed.clear()\n",
-        "            pass\n        self._owed.clear()\n",
+        "            averaging.at_end(weight, number)\n        self._unsynced.clear()\n",
+        "            pass\n        self._unsynced.clear()\n",
         "nn/parallel/test_parallelize.py",
         "only weights that get a gradient in this pass are averaged",
     ),
@@ -19,7 +19,7 @@ MUTANTS = [
     ),
     Mutant(
         "nn/parallel/gradient_averaging.py",
-        "        if bucket is None or is_seen(weight):  # by somebody who may change it\n",
+        "        if bucket is None or has_other_hooks(weight):  # which may change it\n",
         "        if bucket is None:\n",
         "nn/parallel/test_parallelize.py nn/parallel/test_outside_tensors.py",
         "a gradient that a hook changes is on its way already",
@@ -40,8 +40,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/parallel/outside_tensors.py",
-        "if is_seen(leaf) or _is_hooked(self._node) or",
-        "if is_seen(leaf) or",
+        "if has_other_hooks(leaf) or _is_hooked(self._node) or",
+        "if has_other_hooks(leaf) or",
         "nn/parallel/test_outside_tensors.py",
         "hooks of nodes see one rank's part",
     ),

@@ -218,6 +218,15 @@ def keep_from_dynamo(codes: Iterable[CodeType]) -> None:
         set_code_exec_strategy(code, as_written)
 
 
+def change_class(instance: object, cls: type) -> None:
+    """Makes ``instance`` one of ``cls``, as FSDP2 does with modules.
+
+    A module that is given to ``parallelize`` stays the same object, to those who hold it too; a
+    tensor that has become a Slab is refused wherever it is used.
+    """
+    instance.__class__ = cls
+
+
 # --- Patches: functions of torch that ask no argument for ``__torch_function__`` ------------------
 #
 # Torch takes a Slab for no tensor in them, and so would drop a branch of a network or the gradient

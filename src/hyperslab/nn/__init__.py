@@ -1,7 +1,6 @@
 """Slabs, the rules by which torch functions act on them, and parallel modules."""
 
 from hyperslab.nn import (
-    einops_backend as einops_backend,
     ops as ops,
 )
 from hyperslab.nn.op import register as register

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Never
 
-import torch
 from torch import Tensor
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Box, Layout, Split
 from hyperslab.nn.op import unsupported
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import change_class, num_storage_owners
 
 
 class Adopted(Tensor):
@@ -55,7 +55,7 @@ def write_adopted(
     piece = target[layout.box(mesh.coords).slices_in(Box.whole(layout.shape))].clone()
     written = write(Slab(piece, layout, mesh))
     target.set_()  # type: ignore[call-overload]  # gives its memory back
-    target.__class__ = Adopted
+    change_class(target, Adopted)
     return written
 
 
@@ -78,5 +78,4 @@ def _is_sole_owner(target: Tensor) -> bool:
     if type(target) is not Tensor or target.requires_grad or target.is_inference():
         return False
     storage = target.untyped_storage()  # a holder too
-    holders = torch._C._storage_Use_Count(storage._cdata)
-    return holders == 2 and storage.resizable()
+    return num_storage_owners(storage) == 2 and storage.resizable()

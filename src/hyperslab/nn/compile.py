@@ -81,7 +81,7 @@ def dispatch_in_graph(
     return _rebuild(result, pieces, meshes[0])
 
 
-watch_weights_of = assume_constant_result(prepare_for_graph)
+hook_weights_of = assume_constant_result(prepare_for_graph)
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
@@ -120,12 +120,12 @@ def _describe(value: Any, tensors: list[Tensor], meshes: list[Mesh]) -> Descript
         splits = [
             split and (split.axis, _fixed(split.cuts.bounds)) for split in value.layout.splits
         ]
-        kind = "copy" if isinstance(value, ViewCopy | _GraphCopy) else "slab"
-        return kind, len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
+        label = "copy" if isinstance(value, ViewCopy | _GraphCopy) else "slab"
+        return label, len(tensors) - 1, _fixed(value.layout.shape), tuple(splits)
     if isinstance(value, Tensor):
         tensors.append(value)
         if is_dynamo_compiling() and value.requires_grad:
-            return "learnable", len(tensors) - 1, getattr(value, "_hyperslab_place", None)
+            return "learnable", len(tensors) - 1, getattr(value, "_hyperslab_number", None)
         return "tensor", len(tensors) - 1
     if isinstance(value, tuple):
         return "tuple", tuple([_describe(item, tensors, meshes) for item in value])
@@ -147,25 +147,25 @@ def _fixed(numbers: Sequence[int]) -> tuple[int, ...]:
 
 def _rebuild(description: Description, tensors: Sequence[Tensor], mesh: Mesh) -> Any:
     """The value that was described, with other tensors in it."""
-    kind = description[0]
-    if kind in ("slab", "copy"):
+    label = description[0]
+    if label in ("slab", "copy"):
         _, number, shape, splits = description
         layout = Layout(
             shape, tuple([split and Split(split[0], Cuts(split[1])) for split in splits])
         )
-        cls = Slab if kind == "slab" else _GraphCopy
+        cls = Slab if label == "slab" else _GraphCopy
         return cls(tensors[number], layout, mesh)
-    if kind == "tensor":
+    if label == "tensor":
         return tensors[description[1]]
-    if kind == "learnable":
+    if label == "learnable":
         return mean_in_graph(tensors[description[1]], mesh, description[2])
-    if kind == "tuple":
+    if label == "tuple":
         return tuple([_rebuild(item, tensors, mesh) for item in description[1]])
-    if kind == "list":
+    if label == "list":
         return [_rebuild(item, tensors, mesh) for item in description[1]]
-    if kind == "slice":
+    if label == "slice":
         return slice(*[_rebuild(item, tensors, mesh) for item in description[1]])
-    if kind == "dict":
+    if label == "dict":
         return {key: _rebuild(item, tensors, mesh) for key, item in description[1]}
     return description[1]
 

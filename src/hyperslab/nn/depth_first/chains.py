@@ -74,11 +74,11 @@ def _find(module: nn.Module, name: str, tile_numel: Any) -> Chain:
 
 
 def _check(chain: Chain) -> None:
-    owner, kind = chain.owner, type(chain.owner).__name__
+    owner, class_name = chain.owner, type(chain.owner).__name__
     if chain.children and type(owner).forward is not nn.Sequential.forward:
         raise ConfigError(
             f"depth_first has {chain.name!r}: only children of an nn.Sequential run one after the "
-            f"other, and this is a {kind}; name single modules"
+            f"other, and this is a {class_name}; name single modules"
         )
     if chain.children and "forward" in owner.__dict__:
         raise ConfigError(
@@ -87,7 +87,8 @@ def _check(chain: Chain) -> None:
         )
     if type(owner).forward is nn.Module.forward:
         raise ConfigError(
-            f"depth_first has {chain.name!r}, a {kind}, which is never called: name its children"
+            f"depth_first has {chain.name!r}, a {class_name}, which is never called: name its "
+            "children"
         )
     for part in chain.parts:
         inner = part.children() if not chain.children else [part]

@@ -1,4 +1,7 @@
-"""Rules of functions of torch that ask for none by themselves; ``torch_private`` has them ask."""
+"""Rules of functions that ask for none by themselves: ``torch_private`` has torch's ask.
+
+einops asks the backends it knows for one that fits a tensor: here is one for Slabs.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,26 @@ def reentrant_checkpoint(*args: Any) -> Any:
     )
 
 
-with_first_mesh(
-    partial(patch_for, Slab, active_mode)
-)  # last: rules are those of functions as torch has them
+# After the rules above, which are those of functions as torch has them.
+with_first_mesh(partial(patch_for, Slab, active_mode))
+
+_made: list[type] = []  # einops finds classes only while somebody holds them
+
+
+@with_first_mesh
+def make_einops_backend() -> None:
+    """Makes a subclass of einops' backends, which is how einops finds them."""
+    try:
+        from einops._backends import TorchBackend
+    except ImportError:  # nobody will ask
+        return
+
+    class SlabBackend(TorchBackend):  # type: ignore[misc]
+        """What einops calls on a Slab: the functions that it calls on a tensor, by their rules."""
+
+        framework_name = "hyperslab"
+
+        def is_appropriate_type(self, tensor: Any) -> bool:
+            return isinstance(tensor, Slab)
+
+    _made.append(SlabBackend)

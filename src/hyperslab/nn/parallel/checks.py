@@ -52,11 +52,11 @@ class BackwardHooks:
 
     def __init__(self, module: nn.Module, mesh: Mesh) -> None:
         self._hooks = [
-            (name, part.__dict__[kind])
+            (name, part.__dict__[table])
             for name, part in module.named_modules()
             if mesh.num_ranks > 1 or not name
-            for kind in ("_backward_hooks", "_backward_pre_hooks")
-            if mesh.rank == 0 and part.__dict__.get(kind) is not None
+            for table in ("_backward_hooks", "_backward_pre_hooks")
+            if mesh.rank == 0 and part.__dict__.get(table) is not None
         ]
         self._tables = [table for _, table in self._hooks]
 

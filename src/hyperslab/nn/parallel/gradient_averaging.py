@@ -42,26 +42,26 @@ class Replica:
         self._module, self._forward = module, forward
         self._mesh, self._comparisons = mesh, comparisons
         self._is_synced = True
-        self._owed: dict[int, tuple[int, Tensor]] = {}
-        """Weights that got gradients within ``no_sync``, by their ids, with their places."""
+        self._unsynced: dict[int, tuple[int, Tensor]] = {}
+        """Weights that got gradients within ``no_sync``, by their ids, with their numbers."""
         self._trained: list[Tensor] = []
         self._buckets: dict[int, Bucket] = {}
         """Of the weights that are trained, by their ids."""
         self.nodes: dict[int, Any] = {}
-        """What adds to the gradients of weights in compiled graphs, by their places."""
+        """What adds to the gradients of weights in compiled graphs, by their numbers."""
         self._number = len(_replicas)
         _replicas.append(weakref.ref(self))
-        self.watch_weights()
+        self.hook_weights()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
-            from hyperslab.nn.compile import watch_weights_of  # loads the compiler
+            from hyperslab.nn.compile import hook_weights_of  # loads the compiler
 
-            watch_weights_of(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
+            hook_weights_of(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
             return self._forward(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        self.watch_weights()
+        self.hook_weights()
         out = self._forward(*args, **kwargs)
         if self._is_synced:
             for leaf in tensors_of(out):
@@ -81,7 +81,7 @@ class Replica:
         finally:
             self._is_synced = before
 
-    def watch_weights(self) -> None:
+    def hook_weights(self) -> None:
         """Makes the weights that the module has now tell when they get gradients.
 
         Not tensors that stand in for them, as in ``torch.func.functional_call``.
@@ -90,39 +90,39 @@ class Replica:
         if len(trained) == len(self._trained) and all(map(_is, trained, self._trained)):
             return
         for weight in trained:
-            if isinstance(weight, nn.Parameter) and watcher_of(weight) is None:
-                Watcher.set_on(weight, self)
-        mine = [p for p in trained if (found := watcher_of(p)) and found.replica() is self]
+            if isinstance(weight, nn.Parameter) and gradient_hook_of(weight) is None:
+                GradientHook.set_on(weight, self)
+        mine = [p for p in trained if (found := gradient_hook_of(p)) and found.replica() is self]
         self._trained, self._buckets = mine, buckets_of(reversed(mine))
 
     @torch.enable_grad()
     def keep_nodes(self) -> None:
         """Compiled graphs ask for them where torch makes no nodes."""
         for weight in self._trained:
-            self.nodes[weight._hyperslab_place] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
+            self.nodes[weight._hyperslab_number] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
 
-    def on_grad(self, weight: Tensor, place: int) -> None:
+    def on_grad(self, weight: Tensor, number: int) -> None:
         """Called when ``weight`` got a gradient."""
         averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
-            self._owed[id(weight)] = (place, weight)
+            self._unsynced[id(weight)] = (number, weight)
             return
         averaging.join(self, self._before_end)
-        self._owed.pop(id(weight), None)
+        self._unsynced.pop(id(weight), None)
         bucket = self._buckets.get(id(weight))
-        if bucket is None or is_seen(weight):  # by somebody who may change it
-            averaging.at_end(weight, place)
+        if bucket is None or has_other_hooks(weight):  # which may change it
+            averaging.at_end(weight, number)
         else:
-            averaging.now(weight, place, bucket)
+            averaging.now(weight, number, bucket)
 
     def _before_backward(self, grad: Tensor) -> None:
         Averaging.of_this_pass(self._mesh).join(self, self._before_end)
 
     def _before_end(self, averaging: Averaging) -> None:
         self._comparisons.wait()
-        for place, weight in self._owed.values():
-            averaging.at_end(weight, place)
-        self._owed.clear()
+        for number, weight in self._unsynced.values():
+            averaging.at_end(weight, number)
+        self._unsynced.clear()
 
 
 _replicas: list[weakref.ref[Replica]] = []
@@ -131,7 +131,7 @@ _replicas: list[weakref.ref[Replica]] = []
 def prepare_for_graph(replica: int) -> None:
     """When a graph is made, which it is anew where other weights want gradients."""
     if found := _replicas[replica]():
-        found.watch_weights()
+        found.hook_weights()
         found.keep_nodes()
 
 
@@ -139,46 +139,46 @@ def _is(a: object, b: object) -> bool:
     return a is b
 
 
-class Watcher:
+class GradientHook:
     """What a weight calls when it got a gradient; it does not keep its replica alive."""
 
-    def __init__(self, replica: Replica, place: int) -> None:
-        self.replica, self._place = weakref.ref(replica), place
+    def __init__(self, replica: Replica, number: int) -> None:
+        self.replica, self._number = weakref.ref(replica), number
 
     @classmethod
     def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
-        place = next(_places)
-        weight.register_post_accumulate_grad_hook(cls(replica, place))
-        _weights[place] = weight
-        weight._hyperslab_place = place  # type: ignore[attr-defined]
+        number = next(_numbers)
+        weight.register_post_accumulate_grad_hook(cls(replica, number))
+        _weights[number] = weight
+        weight._hyperslab_number = number  # type: ignore[attr-defined]
 
     def __call__(self, weight: Tensor) -> None:
         if replica := self.replica():
-            replica.on_grad(weight, self._place)
+            replica.on_grad(weight, self._number)
 
 
-_places = itertools.count()
+_numbers = itertools.count()
 _weights: weakref.WeakValueDictionary[int, nn.Parameter] = weakref.WeakValueDictionary()
 
 
-def weight_at(place: int) -> nn.Parameter | None:
-    """The weight whose ``_hyperslab_place`` that is: compiled graphs know it by this number."""
-    return _weights.get(place)
+def weight_of_number(number: int) -> nn.Parameter | None:
+    """The weight whose ``_hyperslab_number`` that is: compiled graphs know it by this number."""
+    return _weights.get(number)
 
 
-def watcher_of(x: Tensor) -> Watcher | None:
+def gradient_hook_of(x: Tensor) -> GradientHook | None:
     """By which a replica is told of gradients of ``x``."""
     hooks: Any = x._post_accumulate_grad_hooks
     for hook in hooks.values() if hooks else ():
-        if type(hook) is Watcher and hook.replica() is not None:
+        if type(hook) is GradientHook and hook.replica() is not None:
             return hook
     return None
 
 
-def is_seen(leaf: Tensor) -> bool:
+def has_other_hooks(leaf: Tensor) -> bool:
     """Whether hooks show the gradient of ``leaf`` to somebody else than a replica."""
     after: Any = leaf._post_accumulate_grad_hooks or {}
-    return bool(leaf._backward_hooks) or any(type(h) is not Watcher for h in after.values())
+    return bool(leaf._backward_hooks) or any(type(h) is not GradientHook for h in after.values())
 
 
 BUCKET_NBYTES = 25 << 20
@@ -201,11 +201,11 @@ def buckets_of(leaves: Iterable[Tensor]) -> dict[int, Bucket]:
     found: dict[int, Bucket] = {}
     last: dict[object, Bucket] = {}
     for leaf in leaves:
-        kind = leaf.dtype, leaf.device
-        if kind not in last or last[kind].is_full:
-            last[kind] = Bucket()
-        last[kind].leaves.append(leaf)
-        found[id(leaf)] = last[kind]
+        alike = leaf.dtype, leaf.device
+        if alike not in last or last[alike].is_full:
+            last[alike] = Bucket()
+        last[alike].leaves.append(leaf)
+        found[id(leaf)] = last[alike]
     return found
 
 
@@ -220,7 +220,7 @@ class Averaging:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._waiting: dict[int, tuple[int, Tensor]] = {}
-        """The leaves, by their ids, and their places in the last message."""
+        """The leaves, by their ids, and their numbers, in whose order the last message has them."""
         self._missing: dict[Bucket, int] = {}
         """How many of their leaves have no gradient yet."""
         self._messages: list[_Message] = []
@@ -236,13 +236,13 @@ class Averaging:
             found = _passes[number] = cls(mesh)
         return found
 
-    def at_end(self, leaf: Tensor, place: int) -> None:
-        """Has ``leaf.grad`` averaged at the end of the pass; leaves are sent in order of places."""
-        self._waiting[id(leaf)] = (place, leaf)
+    def at_end(self, leaf: Tensor, number: int) -> None:
+        """Has ``leaf.grad`` averaged at the end of the pass, in order of numbers."""
+        self._waiting[id(leaf)] = (number, leaf)
 
-    def now(self, leaf: Tensor, place: int, bucket: Bucket) -> None:
+    def now(self, leaf: Tensor, number: int, bucket: Bucket) -> None:
         """As ``at_end``, or as soon as all of ``bucket`` have got their gradients in this pass."""
-        self.at_end(leaf, place)
+        self.at_end(leaf, number)
         self._missing[bucket] = self._missing.get(bucket, len(bucket.leaves)) - 1
         if not self._missing[bucket]:
             for each in bucket.leaves:

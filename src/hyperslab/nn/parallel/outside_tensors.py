@@ -4,7 +4,7 @@ Such a tensor is whole on every rank, and a backward pass brings each rank a par
 the sum of all ranks' losses. The gradient of one process is the mean of the parts. It is taken in
 the graph, on the way back to the tensor, so that whoever sees the gradient sees that of one
 process: hooks, ``torch.autograd.grad`` by any name, views, what a tensor was computed from. Leaves
-whose gradients nobody sees before the pass ends share messages instead (``nn.averaging``).
+whose gradients nobody sees before the pass ends share messages instead (``gradient_averaging``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
 from hyperslab.nn.dispatch import prepare_arguments
 from hyperslab.nn.op import writes_in_place
-from hyperslab.nn.parallel.gradient_averaging import Averaging, is_seen, watcher_of, weight_at
+from hyperslab.nn.parallel.gradient_averaging import (
+    Averaging,
+    gradient_hook_of,
+    has_other_hooks,
+    weight_of_number,
+)
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     FakeTensor,
@@ -130,7 +135,7 @@ class _Leaf:
 
     def __init__(self, leaf: Tensor, node: Any) -> None:
         self._leaf, self._node = leaf, node
-        self._place = next(_places)
+        self._number = next(_numbers)
 
     def is_left_to_pass_end(self, grad: Tensor, mesh: Mesh) -> bool:
         """Whether its mean is taken by the end of the pass, as nobody sees ``grad`` before.
@@ -140,15 +145,15 @@ class _Leaf:
         leaf = self._leaf
         if torch.is_grad_enabled() or leaf.device != mesh.device or grad.layout != torch.strided:
             return False
-        if is_seen(leaf) or _is_hooked(self._node) or not _is_accumulated(self._node):
+        if has_other_hooks(leaf) or _is_hooked(self._node) or not _is_accumulated(self._node):
             return False
-        if watcher_of(leaf) is None:
-            Averaging.of_this_pass(mesh).at_end(leaf, self._place)
+        if gradient_hook_of(leaf) is None:
+            Averaging.of_this_pass(mesh).at_end(leaf, self._number)
         return True
 
 
-_places = itertools.count(1 << 32)
-"""Of leaves in the last message of a pass, behind those of weights."""
+_numbers = itertools.count(1 << 32)
+"""Of leaves in the last message of a pass: behind those of weights."""
 
 
 def _is_accumulated(node: Any) -> bool:
@@ -173,32 +178,32 @@ def _is_hooked(node: Any) -> bool:
 def _do_nothing(*grads: object) -> None: ...
 
 
-def mean_in_graph(x: Tensor, mesh: Mesh, place: int | None) -> Tensor:
-    """As ``mean_of``, where a compiler follows; ``place`` is that of a weight of a module."""
-    return _MeanInGraph.apply(x, mesh, place) if mesh.num_ranks > 1 else x  # type: ignore[no-untyped-call]
+def mean_in_graph(x: Tensor, mesh: Mesh, number: int | None) -> Tensor:
+    """As ``mean_of``, where a compiler follows; ``number`` is that of a weight of a module."""
+    return _MeanInGraph.apply(x, mesh, number) if mesh.num_ranks > 1 else x  # type: ignore[no-untyped-call]
 
 
 class _MeanInGraph(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mesh: Mesh, place: int | None) -> Tensor:
-        ctx.mesh, ctx.place = mesh, place
+    def forward(ctx: Any, x: Tensor, mesh: Mesh, number: int | None) -> Tensor:
+        ctx.mesh, ctx.number = mesh, number
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        if ctx.place is None:
+        if ctx.number is None:
             return _mean(grad, ctx.mesh), None, None
-        kind = TensorSpec(grad.shape, grad.dtype, grad.device)
-        run = partial(_mean_of_weight, place=ctx.place, mesh=ctx.mesh)
-        return as_operator(run, [grad], [kind])[0], None, None
+        spec = TensorSpec(grad.shape, grad.dtype, grad.device)
+        run = partial(_mean_of_weight, number=ctx.number, mesh=ctx.mesh)
+        return as_operator(run, [grad], [spec])[0], None, None
 
 
-def _mean_of_weight(grads: list[Tensor], place: int, mesh: Mesh) -> list[Tensor]:
+def _mean_of_weight(grads: list[Tensor], number: int, mesh: Mesh) -> list[Tensor]:
     """In a compiled backward pass: the mean of a weight's gradient, or for now the rank's part."""
-    (grad,), weight = grads, weight_at(place)
-    watcher = None if weight is None else watcher_of(weight)
-    if weight is not None and watcher is not None and (replica := watcher.replica()):
-        node = replica.nodes.get(place)
+    (grad,), weight = grads, weight_of_number(number)
+    hook = None if weight is None else gradient_hook_of(weight)
+    if weight is not None and hook is not None and (replica := hook.replica()):
+        node = replica.nodes.get(number)
         if node is not None and _Leaf(weight, node).is_left_to_pass_end(grad, mesh):
             return [grad.clone()]
     return [_mean(grad, mesh)]
@@ -225,9 +230,9 @@ def _is_learnable(x: Any) -> bool:
         return False
     if isinstance(x, FakeTensor | FunctionalTensor | DTensor) or _is_gathered(x):
         return False
-    if not x.is_leaf or (watcher := watcher_of(x)) is None:
+    if not x.is_leaf or (hook := gradient_hook_of(x)) is None:
         return True
-    replica = watcher.replica()
+    replica = hook.replica()
     return replica is None or replica.is_synced
 
 
@@ -236,8 +241,8 @@ def _is_gathered(x: Tensor) -> bool:
     if not len(_sharded) or not x.is_leaf:
         return False
     if x not in _gathered:
-        places = (place for each in _sharded.values() for place in each)
-        if not any(table.get(name) is x for table, name in places):
+        slots = (slot for each in _sharded.values() for slot in each)
+        if not any(table.get(name) is x for table, name in slots):
             return False
         _gathered[x] = True
     return True

@@ -46,7 +46,7 @@ from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.single_rank import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import tree_map
+from hyperslab.torch_private import change_class, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -87,7 +87,7 @@ def parallelize(
     into tiles and fused kernels serve there too, and random numbers are those of any mesh.
 
     With ``cuda_graphs``, on one rank with a GPU, passes are recorded in CUDA graphs and replayed,
-    so that the GPU does not wait for the host: for each kind of arguments (shapes, dtypes, memory
+    so that the GPU does not wait for the host: for each signature (shapes, dtypes, memory
     formats), the second pass records and later ones replay. Outputs, gradients and random numbers
     are the same; Python code of ``forward`` no longer runs. Passes that cannot be recorded run as
     ever, and a line in the log says why: the host waits for the GPU in them (``item()``, indices
@@ -271,21 +271,21 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     hooks = BackwardHooks(module, mesh)
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
     module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, hooks, memory)
-    module.__class__ = type(f"Parallel{cls.__name__}", (Parallel, cls), {})
+    change_class(module, type(f"Parallel{cls.__name__}", (Parallel, cls), {}))
 
 
 @contextmanager
 def _plain(module: Any) -> Iterator[nn.Module]:
     """Within it, ``module`` is as it was before it became parallel."""
     parallel, state = type(module), module.__dict__.pop("_hyperslab")
-    module.__class__ = state.cls
+    change_class(module, state.cls)
     if state.patch is not None:
         module.__dict__["forward"] = state.patch
     try:
         yield module
     finally:
         module.__dict__.pop("forward", None)
-        module.__class__ = parallel
+        change_class(module, parallel)
         module.__dict__["_hyperslab"] = state
 
 
