@@ -198,7 +198,9 @@ def let_dynamo_override(functions: Iterable[Callable[..., Any]]) -> None:
     """
     from torch._dynamo.variables.torch import get_overridable_functions
 
-    get_overridable_functions().update(functions)
+    known = set(functions)
+    known.update(patched for patched, original in _originals.items() if original in known)
+    get_overridable_functions().update(known)
 
 
 def keep_from_dynamo(codes: Iterable[CodeType]) -> None:
