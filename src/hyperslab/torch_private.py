@@ -191,6 +191,10 @@ def traced_as_one_call(function: Made) -> Made:
     return cast(Made, nonstrict_trace(function))
 
 
+_overridable: set[Callable[..., Any]] = set()
+"""The functions that Dynamo was told of."""
+
+
 def let_dynamo_override(functions: Iterable[Callable[..., Any]]) -> None:
     """Has Dynamo ask arguments for ``__torch_function__`` in ``functions``.
 
@@ -198,9 +202,9 @@ def let_dynamo_override(functions: Iterable[Callable[..., Any]]) -> None:
     """
     from torch._dynamo.variables.torch import get_overridable_functions
 
-    known = set(functions)
-    known.update(patched for patched, original in _originals.items() if original in known)
-    get_overridable_functions().update(known)
+    _overridable.update(functions)
+    patched = [now for now, before in _originals.items() if before in _overridable]
+    get_overridable_functions().update((*_overridable, *patched))
 
 
 def keep_from_dynamo(codes: Iterable[CodeType]) -> None:
@@ -263,6 +267,8 @@ def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
     _replace(torch, "as_tensor", _asking_as_tensor(cls, torch.as_tensor))
     _register_builtin(torch.as_tensor, "aten::as_tensor")  # as TorchScript knows it
     _replace(torch.jit, "isinstance", _judging_pieces(cls, torch.jit.isinstance))
+    if _overridable:
+        let_dynamo_override(())  # of what was patched after it was told
 
 
 def _replace(
