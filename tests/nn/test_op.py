@@ -184,22 +184,21 @@ def test_our_own_rules_are_defined_once_and_users_may_replace_them():
 
 
 def test_the_first_implementation_that_fits_is_taken():
-    before = OPS[F.max_pool2d]
-    small = Implementation("small", lambda call, x: x.numel() < 100, lambda call, x: "small")
+    before, x = OPS[F.max_pool1d], hs.shard(seeded(1, 1, 8), hs.init(device="cpu"))
     narrow = Implementation(
-        "narrow", lambda call, x: call.windows[0].kernel < 3, lambda call, x: "narrow"
+        "narrow", lambda call: call.windows[0].kernel < 3, lambda call: "narrow"
+    )
+    even = Implementation(
+        "even",
+        lambda call: call.windows[0].kernel % 2 == 0,
+        lambda call: None if call.windows[0].padding else "even",
     )
     try:
-        implement(F.max_pool2d, small, narrow)
-        op = OPS[F.max_pool2d]
-
-        def name(shape, kernel):
-            call = op.parse((seeded(*shape), kernel))
-            found = op.implementation(call, call.input)
-            return found and found.run(call, call.input)
-
-        assert name((1, 1, 4, 4), 2) == "small"
-        assert name((1, 1, 40, 40), 2) == "narrow"
-        assert name((1, 1, 40, 40), 3) is None
+        implement(F.max_pool1d, narrow, even)
+        rule = OPS[F.max_pool1d].rule
+        assert rule(x, 2) == "narrow"
+        assert rule(x, 4) == "even"
+        assert torch.equal(rule(x, 4, padding=1).local, F.max_pool1d(x.local, 4, padding=1))
+        assert torch.equal(rule(x, 3).local, F.max_pool1d(x.local, 3))
     finally:
-        OPS[F.max_pool2d] = before
+        OPS[F.max_pool1d] = before

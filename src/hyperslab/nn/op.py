@@ -45,7 +45,7 @@ class Op:
     flops: Callable[[Call], int] | None = None
     """Counts the multiplications and additions of a Call, where these are what takes time."""
     implementations: tuple[Implementation, ...] = ()
-    """How the function may be computed on one rank; the first that fits does it."""
+    """Other ways to compute it than the rule's: the first that fits is taken."""
 
     @property
     def name(self) -> str:
@@ -83,9 +83,12 @@ class Op:
         renamed = {old: new for old, new in _ALIASES.items() if new in known}
         return {renamed.get(name, name): arg for name, arg in kwargs.items()}
 
-    def implementation(self, call: Call, piece: Tensor) -> Implementation | None:
-        """The first that fits, or None, where torch's own function does."""
-        return next((each for each in self.implementations if each.fits(call, piece)), None)
+    def implemented(self, call: Call) -> Any:
+        """What the first implementation that fits makes of the call; None where none does."""
+        for each in self.implementations:
+            if each.fits(call) and (out := each.run(call)) is not None:
+                return out
+        return None
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -169,12 +172,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operator on one rank: by a fused kernel, by tiles, by torch."""
+    """One way to compute an operator, such as a fused kernel."""
 
     name: str
-    fits: Callable[[Call, Tensor], bool]
-    """Whether it is right, and worth it, for this call whose input is this piece."""
-    run: Callable[[Call, Tensor], Any]
+    fits: Callable[[Call], bool]
+    """Whether it is worth a try: a look at the input."""
+    run: Callable[[Call], Any]
+    """The result, or None where it turns out that there is no kernel for the call."""
 
 
 def is_operand(leaf: object) -> bool:
@@ -248,16 +252,6 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
         OPS.update({function: Op(function, "custom", rule) for function in given})
         USERS.update(given)
         _num_registered += 1
-        return rule
-
-    return keep
-
-
-def replace_rule(function: Function) -> Callable[[Rule], Rule]:
-    """Makes the decorated rule that of a function which has one of ours already."""
-
-    def keep(rule: Rule) -> Rule:
-        OPS[function] = replace(OPS[function], rule=rule)
         return rule
 
     return keep

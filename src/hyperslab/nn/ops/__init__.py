@@ -24,8 +24,10 @@ from hyperslab.nn.ops.shape import (
     values as values,
 )
 from hyperslab.nn.ops.windows import (
+    act_pool as act_pool,
     adaptive_pool as adaptive_pool,
     conv as conv,
+    few_channels as few_channels,
     grid_sample as grid_sample,
     interpolate as interpolate,
     pad as pad,
@@ -33,12 +35,3 @@ from hyperslab.nn.ops.windows import (
     unfold as unfold,
     unpool as unpool,
 )
-
-# These put rules before others, and fall back to them.
-from hyperslab.nn.ops.windows import (  # isort: skip
-    act_pool as act_pool,
-    activation as activation,
-    few_channels as few_channels,
-)
-
-from hyperslab.nn.ops.windows import alone as alone  # isort: skip # before all others

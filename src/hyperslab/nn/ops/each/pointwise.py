@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.kernels import fused
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.align import align, check_operands
-from hyperslab.nn.op import define, unsupported, writes_in_place
+from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation
+from hyperslab.nn.op import Function, define, unsupported, writes_in_place
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
@@ -71,6 +74,51 @@ def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
         return x if local is x.local else _result(function, local, x)
 
     return rule
+
+
+def _make_activation(
+    function: Function, slope_of: Callable[..., tuple[float, bool]]
+) -> Callable[..., Any]:
+    """The rule of a ReLU, which waits for the pool after it where one kernel does both."""
+    pointwise = _make_rule(function)
+
+    def activate(input: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(input) is not Slab or fused.pays(input.local):
+            slope, in_place = slope_of(*args, **kwargs)
+            if _can_wait(input, slope, in_place=in_place):
+                return defer_activation(input, slope, in_place=in_place)
+        return pointwise(input, *args, **kwargs)
+
+    return activate
+
+
+def _can_wait(x: Any, slope: float, *, in_place: bool) -> bool:
+    if not 0 <= slope < math.inf:
+        return False
+    if isinstance(x, Deferred) and x.source is not None:
+        return x.slope == 1
+    if type(x) is not Slab or not fused.pays(x.local) or x.local.is_inference():
+        return False
+    is_leaf = x.local.is_leaf and x.local.requires_grad  # torch refuses to write into it
+    return not in_place or not (x.is_view or x.is_part or is_leaf)
+
+
+def _relu(inplace: bool = False) -> tuple[float, bool]:
+    return 0.0, inplace
+
+
+def _leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> tuple[float, bool]:
+    return negative_slope, inplace
+
+
+_SLOPES: dict[Function, Callable[..., tuple[float, bool]]] = {
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), _relu),
+    **dict.fromkeys((F.relu_, torch.relu_, Tensor.relu_), lambda: _relu(inplace=True)),
+    F.leaky_relu: _leaky_relu,
+    F.leaky_relu_: lambda negative_slope=0.01: _leaky_relu(negative_slope, inplace=True),
+}
+"""By what ReLUs multiply what is below zero, and whether in place, from their other arguments."""
+ACTIVATIONS.update(_SLOPES)
 
 
 def _has_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -148,6 +196,9 @@ def rrelu(
 
 POINTWISE = frozenset((*_functions(_UNARY), *_functions(_BROADCASTING)))
 for _function in POINTWISE:
-    define("pointwise", _function)(_make_rule(_function))
+    _slope_of = _SLOPES.get(_function)
+    define("pointwise", _function)(
+        _make_activation(_function, _slope_of) if _slope_of else _make_rule(_function)
+    )
 for _function in (Tensor.to, Tensor.type_as):
     _make_conversion(_function)

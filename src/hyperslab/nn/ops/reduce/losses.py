@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hyperslab.comm.agree import run_together
 from hyperslab.errors import LayoutError
+from hyperslab.layout import Layout
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
 from hyperslab.nn.ops.reduce.reductions import SHORT, widened
@@ -47,7 +48,7 @@ def _reduce(each: Any, reduction: str) -> Any:
     return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
 
 
-class _Call:
+class _LossCall:
     """A call of a loss, with its arguments by name."""
 
     def __init__(
@@ -61,6 +62,15 @@ class _Call:
         further = ("batchmean",) if function is F.kl_div else ()
         asked = _reduction(average, reduce, self.arguments.pop("reduction"))
         self.reduction = _checked(asked, *further)
+
+    def of_whole(self) -> Any:
+        """What torch's own function gives, where no axis splits any tensor; else None."""
+        slabs = [t for t in self.arguments.values() if isinstance(t, Slab)]
+        if any(slab.layout.split_dims for slab in slabs):
+            return None
+        pieces = {n: t.local if isinstance(t, Slab) else t for n, t in self.arguments.items()}
+        local = self.function(**pieces, reduction=self.reduction)
+        return slabs[0].with_local(local, Layout.unsplit(local.shape)) if local.ndim else local
 
     def each(self, names: dict[str, Names], output: Names) -> Any:
         """The loss of each element or sample; ``names`` are those of the tensors' dims."""
@@ -99,9 +109,11 @@ def _make_elementwise(function: Callable[..., Any], *further: str, strict: bool 
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
-        call = _Call(function, args, kwargs)
+        call = _LossCall(function, args, kwargs)
         first, second = list(call.arguments)[:2]
-        _check_shapes(call, first, second, strict=strict)
+        same = _check_shapes(call, first, second, strict=strict)
+        if same and (found := call.of_whole()) is not None:
+            return found
         if function is F.gaussian_nll_loss:
             call.arguments["var"] = _fitting_var(call.arguments["var"], call.arguments["input"])
         tensors = {
@@ -117,11 +129,11 @@ def _make_elementwise(function: Callable[..., Any], *further: str, strict: bool 
         return _reduce(each, call.reduction)
 
 
-def _check_shapes(call: _Call, first: str, second: str, *, strict: bool) -> None:
-    """Raises, or warns, where the first two tensors have not one shape."""
+def _check_shapes(call: _LossCall, first: str, second: str, *, strict: bool) -> bool:
+    """Whether the first two tensors have one shape; raises, or warns, where they have not."""
     shapes = [tuple(call.arguments[name].shape) for name in (first, second)]
     if shapes[0] == shapes[1]:
-        return
+        return True
     told = (
         f"{call.function.__name__} of an {first} of shape {shapes[0]} and a {second} of shape "
         f"{shapes[1]}"
@@ -131,6 +143,7 @@ def _check_shapes(call: _Call, first: str, second: str, *, strict: bool) -> None
     warnings.warn(
         f"{told} broadcasts them, which is seldom meant: give them one shape", stacklevel=5
     )
+    return False
 
 
 def _fitting_var(var: Any, x: Slab | Tensor) -> Any:
@@ -150,11 +163,13 @@ def _make_weighted(function: Callable[..., Any], *, by_weight: bool) -> None:
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
-        call = _Call(function, args, kwargs)
+        call = _LossCall(function, args, kwargs)
         weight = call.arguments.pop("weight", None)
         if function is F.l1_loss and weight is None:
             weight = _left_out(F.l1_loss, "weight")
-        _check_shapes(call, "input", "target", strict=False)
+        same = _check_shapes(call, "input", "target", strict=False)
+        if same and weight is None and (found := call.of_whole()) is not None:
+            return found
         (x, target), output = _from_the_right([call.arguments[n] for n in ("input", "target")])
         if weight is None:
             return _reduce(call.each({"input": x, "target": target}, output), call.reduction)
@@ -183,7 +198,7 @@ def _make_per_sample(
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
-        call = _Call(function, args, kwargs)
+        call = _LossCall(function, args, kwargs)
         names, output = name_dims(next(iter(call.arguments.values())).ndim)
         given = {name: mine for name, mine in names.items() if call.arguments[name] is not None}
         for name, mine in given.items():
@@ -260,7 +275,7 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
-        call = _Call(function, args, kwargs)
+        call = _LossCall(function, args, kwargs)
         x, target, weight = (call.arguments[name] for name in ("input", "target", "weight"))
         split_weight = isinstance(weight, Slab) and weight.layout.split_dims
         if x.ndim < 2 or (isinstance(x, Slab) and x.layout.splits[1]) or split_weight:
@@ -274,6 +289,8 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
             raise LayoutError(
                 f"targets of shape {tuple(target.shape)} for scores of shape {tuple(x.shape)}"
             )
+        if (found := call.of_whole()) is not None:
+            return found
         names = {"input": classes, "target": classes if soft else batch}
         if weight is not None:
             names["weight"] = ("class",)

@@ -26,28 +26,15 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
-from hyperslab.nn.op import OPS, Call, replace_rule
+from hyperslab.nn.op import Call, Function, Implementation, implement
 from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import check_extents
 from hyperslab.nn.slab import Slab
 
 
-def _make_rule(
-    function: Callable[..., Any], num_dims: int, fuse: Callable[[Call], Slab | None]
-) -> None:
-    alone = OPS[function].rule
-
-    @replace_rule(function)
-    def pool(input: Any, *args: Any, **kwargs: Any) -> Any:
-        pays = _pays(input, num_dims)
-        out = fuse(OPS[function].parse((input, *args), kwargs)) if pays else None
-        return alone(input, *args, **kwargs) if out is None else out
-
-    POOLS.add(function)
-
-
-def _pays(x: Any, num_dims: int) -> bool:
-    if not isinstance(x, Slab) or x.ndim != num_dims + 2:
+def _pays(call: Call) -> bool:
+    x = call.input
+    if not isinstance(x, Slab) or x.ndim != len(call.windows) + 2:
         return False
     waits = isinstance(x, Deferred) and x.source is not None
     return waits or (type(x) is Slab and fused.pays(x.local))
@@ -160,7 +147,12 @@ def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:
     return halo_pool(piece, slope, plan, x.mesh)
 
 
-for _num_dims in (2, 3):
-    _make_rule(getattr(F, f"avg_pool{_num_dims}d"), _num_dims, _fuse_average)
-    for _space in (F, torch):
-        _make_rule(getattr(_space, f"max_pool{_num_dims}d"), _num_dims, _fuse_maximum)
+def _serve(name: str, run: Callable[[Call], Slab | None], *functions: Function) -> None:
+    for function in functions:
+        implement(function, Implementation(name, _pays, run))
+        POOLS.add(function)
+
+
+_MAX_POOLS = (F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d)
+_serve("activation and average", _fuse_average, F.avg_pool2d, F.avg_pool3d)
+_serve("activation and maximum", _fuse_maximum, *_MAX_POOLS)

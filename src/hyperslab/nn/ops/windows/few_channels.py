@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.layout import Window
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.deferred import Convolved, defer_conv
-from hyperslab.nn.op import OPS, Call, replace_rule
+from hyperslab.nn.op import Call, Implementation, implement
 from hyperslab.nn.ops.windows.conv import plan_conv
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
@@ -26,17 +26,9 @@ from hyperslab.nn.ops.windows.spatial import (
 from hyperslab.nn.slab import Slab
 
 
-def _make_rule(num_dims: int) -> None:
-    function = getattr(F, f"conv{num_dims}d")
-    alone = OPS[function].rule
-
-    @replace_rule(function)
-    def conv(input: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(input) is Slab and input.ndim == num_dims + 2 and fused.pays(input.local):
-            out = _defer(OPS[function].parse((input, *args), kwargs))
-            if out is not None:
-                return out
-        return alone(input, *args, **kwargs)
+def _pays(call: Call) -> bool:
+    x = call.input
+    return type(x) is Slab and x.ndim == len(call.windows) + 2 and fused.pays(x.local)
 
 
 def _defer(call: Call) -> Slab | None:
@@ -75,5 +67,5 @@ def _defer(call: Call) -> Slab | None:
     return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
 
 
-for _num_dims in (2, 3):
-    _make_rule(_num_dims)
+for _function in (F.conv2d, F.conv3d):
+    implement(_function, Implementation("few channels", _pays, _defer))

@@ -1,4 +1,4 @@
-"""Small tensors on one rank, which need no rules."""
+"""Slabs that no axis splits: what torch makes of the whole tensor, to the last bit."""
 
 import pytest
 import torch
@@ -6,9 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hyperslab as hs
-from hyperslab.kernels import tiles
 from hyperslab.nn.op import OPS
-from hyperslab.nn.ops.windows import alone
 from hyperslab.testing import seeded
 
 X = (2, 4, 5, 6, 7)
@@ -69,16 +67,6 @@ def test_a_rule_of_the_users_own_comes_first():
         assert F.silu(x) == "mine"
     finally:
         hs.register(F.silu)(before)
-
-
-def test_what_may_need_tiles_is_left_to_the_rule(monkeypatch):
-    x = hs.shard(seeded(*X), hs.init(device="cpu"))
-    monkeypatch.setattr(tiles, "MAX_NUMEL", x.numel() * 2 * alone.MAX_GROWTH)
-    assert alone._is_small_conv(x.local, (x, seeded(8, 4, 1, 1, 1)))
-    assert not alone._is_small_conv(x.local, (x, seeded(9, 4, 1, 1, 1)))
-    assert not alone._is_small_conv(x.local, (x,))
-    assert alone._is_small_linear(x.local, (x, seeded(2, 7)))
-    assert not alone._is_small_linear(x.local, (x, seeded(3, 7)))
 
 
 @pytest.mark.ranks(2)
