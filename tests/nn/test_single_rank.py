@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.kernels import tiles
 from hyperslab.nn.op import OPS, USERS
-from hyperslab.nn.single_rank import active_mode
+from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.testing import on_ranks, seeded as seeded64
 
 X = (2, 3, 6, 5)
@@ -404,3 +405,24 @@ def test_a_compiled_part_computes_as_the_plain_one_does():
     for _ in range(2):
         out = net(hs.shard(seeded(*X), mesh))
         torch.testing.assert_close(out.local, plain(seeded(*X)))
+
+
+def test_known_layers_leave_the_mode_and_have_their_own_forward_back_after_the_pass():
+    _, net, mesh = pair(lambda net, y: net.d0(y), d0=nn.Dropout(0.5))
+    seen = []
+    forward = type(net.norm).forward
+    with patch.object(
+        nn.BatchNorm2d, "forward", lambda *args: seen.append(active_mode()) or forward(*args)
+    ):
+        net = hs.parallelize(copy.deepcopy(Net()), mesh)
+        net(hs.shard(seeded(*X), mesh))
+    assert seen == [None]
+    assert all("forward" not in part.__dict__ for part in net.modules())
+
+
+def test_a_forward_of_the_users_own_for_a_layer_is_called():
+    _, net, mesh = pair()
+    net.conv.forward = lambda x: x.repeat(1, 2, 1, 1)[:, :4]
+    net.norm = nn.Identity()
+    out = net(hs.shard(seeded(*X), mesh))
+    assert torch.equal(out.local, F.relu(seeded(*X).repeat(1, 2, 1, 1)[:, :4]))

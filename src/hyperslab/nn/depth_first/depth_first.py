@@ -33,7 +33,7 @@ from hyperslab.nn.module_snapshot import (
     plain_attributes,
 )
 from hyperslab.nn.parallel.outside_tensors import with_mean
-from hyperslab.nn.single_rank import active_mode
+from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import Autocast, rng_states, same_draws, unjournaled
 from hyperslab.torch_private import tree_leaves, tree_map

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.op import define
-from hyperslab.nn.single_rank import active_mode
+from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import patch_for
 

@@ -44,7 +44,7 @@ from hyperslab.nn.parallel.checks import (
 )
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
-from hyperslab.nn.single_rank import SingleRank
+from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import change_class, tree_map
 

@@ -1,8 +1,8 @@
-"""A module on one rank: plain tensors, with our implementations in the place of some functions.
+"""The mode of torch functions in which a module runs on one rank, on plain tensors.
 
-A mode of torch functions is active while the module runs. It looks functions up in ``SERVED``:
-where large tensors are cut into tiles, fused kernels are faster, or numbers must be the same on any
-mesh, the function's rule computes it. All other functions are torch's own.
+It looks functions up in ``SERVED``: where large tensors are cut into tiles, fused kernels are
+faster, or numbers must be the same on any mesh, the function's rule computes it. All other
+functions are torch's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
@@ -25,11 +24,10 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
-from hyperslab.layout import Layout
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import materialise, waiting
 from hyperslab.nn.op import OPS, USERS, Function
-from hyperslab.nn.outputs import fields_of, is_record, replaced
+from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     active_function_modes,
@@ -46,66 +44,6 @@ MAX_GROWTH = 1 << 5
 
 MANY_CHANNELS = 32
 """Convolutions from more channels to more filters have no fused kernels."""
-
-
-class SingleRank:
-    """The forward pass ``run`` of ``module`` on a mesh of one rank: plain tensors inside.
-
-    Slabs that it is given are unwrapped, and then the tensors it returns are wrapped.
-    """
-
-    def __init__(self, module: nn.Module, run: Function, mesh: Mesh) -> None:
-        self._module, self._run, self._mesh = module, run, mesh
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return self._run(*args, **kwargs)
-        given: dict[int, Slab] = {}
-        args, kwargs = _unwrap((args, kwargs), given)
-        if active_mode() is not None:  # of a module that this one is part of
-            out = self._run(*args, **kwargs)
-        else:
-            with SingleRankMode(self._module, self._mesh):
-                out = self._run(*args, **kwargs)
-                materialise(self._run, ())
-        return _wrap(out, self._mesh, given) if given else out
-
-
-def _unwrap(tree: Any, given: dict[int, Slab]) -> Any:
-    """``tree`` with plain tensors for its Slabs, which are noted in ``given`` by the tensors."""
-
-    def unwrap(leaf: Any) -> Any:
-        if isinstance(leaf, Slab):
-            given[id(leaf.local)] = leaf
-            return leaf.local
-        return _with_fields(leaf, lambda value: _unwrap(value, given)) if is_record(leaf) else leaf
-
-    return tree_map(unwrap, tree, is_leaf=is_record)
-
-
-def _wrap(tree: Any, mesh: Mesh, given: dict[int, Slab]) -> Any:
-    """``tree`` with Slabs for its tensors, but not for weights and single numbers."""
-
-    def wrap(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.ndim and not isinstance(leaf, Parameter):
-            return given[id(leaf)] if id(leaf) in given else as_slab(leaf, mesh)
-        if is_record(leaf) and not isinstance(leaf, Slab):
-            return _with_fields(leaf, lambda value: _wrap(value, mesh, given))
-        return leaf
-
-    return tree_map(wrap, tree, is_leaf=is_record)
-
-
-def _with_fields(record: Any, function: Callable[[Any], Any]) -> Any:
-    """``record`` with ``function`` of each of its fields; itself, if that changes none."""
-    fields = fields_of(record)
-    new = {name: function(value) for name, value in fields.items()}
-    return record if all(new[name] is fields[name] for name in fields) else replaced(record, new)
-
-
-def as_slab(x: Tensor, mesh: Mesh) -> Slab:
-    """The Slab of a tensor on one rank."""
-    return Slab(x, Layout.unsplit(x.shape), mesh, x._base is not None)
 
 
 class SingleRankMode(TorchFunctionMode):
@@ -168,12 +106,12 @@ class SingleRankMode(TorchFunctionMode):
         materialise(function, ())
         buffers = set(map(id, self._module.buffers()))
 
-        def wrap(leaf: Any) -> Any:
+        def wrapped(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor) or isinstance(leaf, Parameter) or id(leaf) in buffers:
                 return leaf
             return as_slab(leaf, self._mesh)
 
-        args, kwargs = tree_map(wrap, (args, kwargs), is_leaf=is_slab)
+        args, kwargs = tree_map(wrapped, (args, kwargs), is_leaf=is_slab)
         op = OPS[function]
         return self._unwrapped(op.rule(*args, **op.keywords(kwargs)))
 
@@ -182,7 +120,7 @@ class SingleRankMode(TorchFunctionMode):
 
         def on_slabs(*args: Any, **kwargs: Any) -> Any:
             materialise(run, ())
-            args, kwargs = _wrap((args, kwargs), self._mesh, {})
+            args, kwargs = wrap((args, kwargs), self._mesh, {})
             with self.paused():
                 return self._unwrapped(run(*args, **kwargs))
 
@@ -269,26 +207,38 @@ def _plain(leaf: Any) -> Any:
     return defer_tensor(leaf) if isinstance(leaf, Deferred) and leaf.source else leaf.local
 
 
-def _is_large(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def is_large(x: Tensor, *_: Any) -> bool:
+    """Whether ``x``, or what a window makes of it, may be too large for one call."""
     return x.numel() * MAX_GROWTH > tiles.MAX_NUMEL
 
 
-def _is_large_or_fused(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return _is_large(x, args, kwargs) or fused.pays(x)
+def is_large_or_fused(x: Tensor, *_: Any) -> bool:
+    return is_large(x) or fused.pays(x)
 
 
-def _may_wait(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return not kwargs.get("inplace") and fused.pays(x)
+def may_wait(x: Tensor, *, inplace: bool) -> bool:
+    """Whether an activation of ``x`` is deferred: one in place is not."""
+    return not inplace and fused.pays(x)
+
+
+def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return may_wait(x, inplace=bool(kwargs.get("inplace")))
+
+
+def conv_needs(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution of ``x`` is not simply torch's own."""
+    shape = weight.shape
+    if len(shape) < 2 or 0 in shape or avoids_any():
+        return True
+    filters, channels, *_ = shape
+    if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
+        return True
+    return (filters <= MANY_CHANNELS or channels <= MANY_CHANNELS) and fused.pays(x)
 
 
 def _conv_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     weight = args[1] if len(args) > 1 else kwargs.get("weight")
-    if not isinstance(weight, Tensor) or weight.ndim < 2 or 0 in weight.shape or avoids_any():
-        return True
-    filters, channels = weight.shape[:2]
-    if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
-        return True
-    return min(filters, channels) <= MANY_CHANNELS and fused.pays(x)
+    return not isinstance(weight, Tensor) or conv_needs(x, weight)
 
 
 def _draws(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -317,14 +267,14 @@ SERVED: dict[Function, Needs] = {
     **dict.fromkeys(_per_dim(_BOTH, "conv{}d", "conv_transpose{}d"), _conv_needs),
     **dict.fromkeys(
         _per_dim(_BOTH, "avg_pool{}d", "max_pool{}d", "max_pool{}d_with_indices", "lp_pool{}d"),
-        _is_large_or_fused,
+        is_large_or_fused,
     ),
-    **dict.fromkeys(_per_dim(_BOTH, "adaptive_avg_pool{}d", "adaptive_max_pool{}d"), _is_large),
+    **dict.fromkeys(_per_dim(_BOTH, "adaptive_avg_pool{}d", "adaptive_max_pool{}d"), is_large),
     **dict.fromkeys(
         _named(_BOTH, "batch_norm", "group_norm", "instance_norm", "layer_norm", "interpolate"),
-        _is_large,
+        is_large,
     ),
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu, F.leaky_relu), _may_wait),
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu, F.leaky_relu), _activation_needs),
     **dict.fromkeys(
         _named(_BOTH, "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"), _drops
     ),

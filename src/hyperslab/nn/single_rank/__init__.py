@@ -1,0 +1,1 @@
+"""Modules on one rank: plain tensors, with our implementations of some functions."""
