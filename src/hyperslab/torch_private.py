@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import wraps
 from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -34,7 +35,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes as untraced,
 )
 from torch.utils._pytree import (
-    register_pytree_node as register_pytree_node,
+    register_pytree_node as register_container,
     tree_flatten as tree_flatten,
     tree_leaves as tree_leaves,
     tree_map as tree_map,
@@ -53,7 +54,7 @@ __all__ = [
     "default_store",
     "has_global_module_hooks",
     "peek_interpreter_stack",
-    "register_pytree_node",
+    "register_container",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -157,6 +158,18 @@ foreach_copy_ = torch._foreach_copy_
 foreach_div_ = torch._foreach_div_
 
 
+is_all_true = torch._is_all_true
+"""What torch.distributions asks of its arguments."""
+
+is_any_true = torch._is_any_true
+
+builtin_nn = torch._C._nn
+"""The built-in functions behind those of ``torch.nn.functional``, which users can call too."""
+
+PYTREE_MODULE = tree_map.__module__
+"""The name of torch's module of pytrees, to find who calls it."""
+
+
 def fake_tensor_mode() -> FakeTensorMode:
     """A mode in which tensors have no values.
 
@@ -180,6 +193,14 @@ def release_graph_pool(device_index: int, pool: Any) -> None:
     """Ends the allocation of memory to ``pool`` where a CUDA graph failed to end it."""
     torch._C._cuda_endAllocateToPool(device_index, pool)
     torch._C._cuda_releasePool(device_index, pool)
+
+
+def without_donated_buffers() -> AbstractContextManager[Any]:
+    """Within it, a graph can be compiled that is passed back through twice."""
+    from torch._functorch import config
+
+    patched: AbstractContextManager[Any] = config.patch(donated_buffer=False)
+    return patched
 
 
 # --- What Dynamo is told: only by ``hyperslab.nn.compile``, as it loads the compiler --------------

@@ -29,7 +29,7 @@ from hyperslab.torch_private import (
     num_storage_owners,
     past_subclasses,
     past_torch_functions,
-    register_pytree_node,
+    register_container,
     tree_leaves,
     tree_map_only,
 )
@@ -369,7 +369,7 @@ def _is_shared(piece: Tensor) -> bool:
     return num_storage_owners(piece.untyped_storage()) > ours
 
 
-register_pytree_node(
+register_container(
     Deferred,
     flatten,
     lambda leaves, context: Slab(*leaves, *context),

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.journal import journal
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.op import OPS, Function, Rule, is_operand, name_of
+from hyperslab.torch_private import tree_leaves
 
 
 def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

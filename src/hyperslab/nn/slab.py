@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Grid, Layout
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import unsupported
-from hyperslab.torch_private import register_pytree_node
+from hyperslab.torch_private import PYTREE_MODULE, register_container
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -313,7 +313,7 @@ def check_looks_inside() -> None:
     To others, as to ``tree_map`` in a model or to ``torch.vmap``, it would look like the whole.
     """
     frame = sys._getframe(2)
-    while frame.f_back and frame.f_globals["__name__"] == "torch.utils._pytree":
+    while frame.f_back and frame.f_globals["__name__"] == PYTREE_MODULE:
         frame = frame.f_back
     if not frame.f_globals["__name__"].startswith(_LOOK_INSIDE):
         raise UnsupportedOp(
@@ -329,7 +329,7 @@ def flatten(slab: Slab) -> tuple[list[Tensor], tuple[Layout, Mesh, bool, bool]]:
 
 
 # FSDP2 finds the tensors in a module's inputs and outputs this way.
-register_pytree_node(
+register_container(
     Slab,
     flatten,
     lambda leaves, context: Slab(*leaves, *context),

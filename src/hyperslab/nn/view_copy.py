@@ -16,7 +16,7 @@ from hyperslab.layout import Exchange, Layout, plan_recut
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import unsupported, writes_in_place
 from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
-from hyperslab.torch_private import register_pytree_node, tree_leaves, tree_map
+from hyperslab.torch_private import register_container, tree_leaves, tree_map
 
 
 class _Origin(NamedTuple):
@@ -175,7 +175,7 @@ def _flatten(copy: ViewCopy) -> tuple[list[Tensor], tuple[object, ...]]:
     return [copy.local], (copy.layout, copy.mesh, True, True, copy.origins)
 
 
-register_pytree_node(
+register_container(
     ViewCopy,
     _flatten,
     lambda leaves, context: ViewCopy(*leaves, *context),

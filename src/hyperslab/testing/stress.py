@@ -116,7 +116,7 @@ def check_compiled(seed: int, device: str) -> str:
 
 
 def _compiled(model: Any) -> Any:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
 from torch.autograd import Function, grad
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.testing.random_net import RandomNet, random_place
 from hyperslab.testing.stress import close, draw_network, loss_of
+from hyperslab.torch_private import without_donated_buffers
 
 
 class User(NamedTuple):
@@ -267,12 +267,12 @@ def check_way(seed: int, device: str) -> str:
     place = random_place(seed, net.sample.shape)
     mesh = hs.init(**place.axes, device=device, timeout_seconds=100)
     plain = copy.deepcopy(net).to(mesh.device)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     ours = hs.parallelize(net, mesh)
     inputs = [net.sample.to(mesh.device, copy=True) for _ in range(2)]
     try:
         # Without donated buffers, as torch wants it where a compiled graph is passed back twice.
-        with functorch_config.patch(donated_buffer=False):
+        with without_donated_buffers():
             found = use(seed, ours, lambda x: hs.shard(x, mesh, cuts=place.cuts), inputs[0])
     except hs.UnsupportedOp as refusal:
         return str(refusal)

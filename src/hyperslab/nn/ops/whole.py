@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Layout
 from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import untraced
+from hyperslab.torch_private import tree_leaves, tree_map, untraced
 
 _RESHAPING = ("addbmm_", "as_strided_", "resize_as_", "resize_as_sparse_")
 """Functions that give a tensor another shape, beside the methods that a Slab itself refuses."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from hyperslab.comm.agree import run_together
 from hyperslab.layout import Layout, Split, integers
@@ -19,6 +18,7 @@ from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.op import unsupported
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid, is_slab
+from hyperslab.torch_private import tree_leaves
 
 Shape = tuple[int, ...]
 

@@ -33,6 +33,7 @@ from hyperslab.nn.ops.windows.spatial import (
 )
 from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import builtin_nn
 
 OutputSize = int | Sequence[int | None] | None
 
@@ -116,7 +117,7 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
     name = f"adaptive_avg_pool{num_dims}d"
 
     @define(
-        "windowed", function, getattr(torch, name, function), getattr(torch._C._nn, name, function)
+        "windowed", function, getattr(torch, name, function), getattr(builtin_nn, name, function)
     )
     @without_samples(num_dims)
     def adaptive_avg_pool(input: Slab, output_size: OutputSize) -> Slab:
@@ -144,7 +145,7 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
 def _make_adaptive_max_pool(num_dims: int) -> None:
     name = f"adaptive_max_pool{num_dims}d"
     function, with_indices = getattr(F, name), getattr(F, f"{name}_with_indices")
-    both = [getattr(space, name, with_indices) for space in (torch, torch._C._nn)]
+    both = [getattr(space, name, with_indices) for space in (torch, builtin_nn)]
 
     @define("windowed", function)
     @without_samples(num_dims)

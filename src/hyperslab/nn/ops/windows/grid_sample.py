@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from hyperslab.layout import Layout
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
+from hyperslab.torch_private import is_all_true, is_any_true
 
 
 @define("windowed", F.grid_sample)
@@ -52,13 +52,13 @@ def _as_slab(t: Slab | Tensor, like: Slab) -> Slab:
     return t if isinstance(t, Slab) else like.with_local(t, Layout.unsplit(t.shape))
 
 
-@define("windowed", torch._is_all_true)
-def is_all_true(x: Slab) -> Tensor | Slab:
+@define("windowed", is_all_true)
+def all_true(x: Slab) -> Tensor | Slab:
     """Whether all elements are, as distributions ask of their arguments."""
     return x.all()  # type: ignore[no-any-return]
 
 
-@define("windowed", torch._is_any_true)
-def is_any_true(x: Slab) -> Tensor | Slab:
+@define("windowed", is_any_true)
+def any_true(x: Slab) -> Tensor | Slab:
     """Whether any element is."""
     return x.any()  # type: ignore[no-any-return]

@@ -40,6 +40,7 @@ from hyperslab.nn.ops.windows.spatial import (
     result_dtype,
 )
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import builtin_nn
 
 
 def _windows(
@@ -78,7 +79,7 @@ def _no_outputs(call: Call, x: Slab, window: Tensor, planned: Windowed) -> Tenso
 def _make_max_pool(num_dims: int) -> None:
     function, plain = (getattr(space, f"max_pool{num_dims}d") for space in (F, torch))
     name = f"max_pool{num_dims}d_with_indices"
-    both = {getattr(space, name, function) for space in (F, torch, torch._C._nn)} - {function}
+    both = {getattr(space, name, function) for space in (F, torch, builtin_nn)} - {function}
 
     def read(
         op: Op,
