@@ -118,7 +118,7 @@ def test_a_rule_holds_whether_it_is_registered_before_a_mesh_is_made_or_after():
 
 
 def test_without_its_patch_no_mode_would_see_a_function_or_what_a_checkpoint_computes_again():
-    hs.init(device="cpu")
+    hs.shard(torch.ones(1), hs.init(device="cpu"))  # loads and makes what patches are for
     seen = []
 
     class Mode(TorchFunctionMode):
