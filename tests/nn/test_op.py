@@ -1,15 +1,26 @@
 """Operators as values: what a Call says of arguments, in whatever spelling they are given."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import hyperslab as hs
 from hyperslab.layout import TransposedWindow, Window
-from hyperslab.nn.op import OPS, Implementation, define, implement, writes_in_place
+from hyperslab.nn.op import (
+    IMPLEMENTED,
+    OPS,
+    FusedRule,
+    Implementation,
+    define,
+    fuse,
+    implement,
+    writes_in_place,
+)
 from hyperslab.testing import seeded
 
 X = (2, 4, 9, 8, 7)
@@ -183,18 +194,87 @@ def test_our_own_rules_are_defined_once_and_users_may_replace_them():
         OPS[torch.relu] = before
 
 
-def test_the_first_implementation_that_fits_is_taken():
-    before, x = OPS[F.max_pool1d], hs.shard(seeded(1, 1, 8), hs.init(device="cpu"))
+@contextmanager
+def implemented(function, *implementations):
+    before = OPS[function]
+    implement(function, *implementations)
+    try:
+        yield
+    finally:
+        OPS[function] = before
+        IMPLEMENTED.discard(function)
+
+
+class Silu(nn.Module):
+    def forward(self, x):
+        return F.silu(x)
+
+
+def check_implementation(mesh):
+    def fits(call, piece):
+        return not call.options["inplace"] and type(piece) is Tensor and piece.ndim == 3
+
+    x = hs.shard(seeded(1, 2, 8), mesh)
+    with implemented(F.silu, Implementation("far off", fits, lambda call, piece: piece + 100)):
+        for out in (F.silu(x), hs.parallelize(Silu(), mesh)(x)):
+            torch.testing.assert_close(hs.gather(out), seeded(1, 2, 8) + 100)
+        torch.testing.assert_close(F.silu(seeded(1, 2, 8)), hs.gather(x) * hs.gather(x).sigmoid())
+
+
+def test_an_implementation_serves_one_rank():
+    check_implementation(hs.init(device="cpu"))
+
+
+@pytest.mark.ranks(2)
+def test_an_implementation_serves_pieces_of_two_ranks():
+    check_implementation(hs.init(device="cpu", width=2))
+
+
+@pytest.mark.ranks(2)
+def test_the_first_implementation_that_fits_computes_pieces_with_their_halos():
+    mesh, whole = hs.init(device="cpu", height=2), seeded(1, 2, 9, 4)
+    x, w, seen = hs.shard(whole, mesh), seeded(3, 2, 3, 3), []
+
+    def note(name, function):
+        def run(call, piece):
+            seen.append((name, *piece.shape[2:]))
+            return function(*call.operands, **call.options)
+
+        return run
+
     narrow = Implementation(
-        "narrow", lambda call: call.windows[0].kernel < 3, lambda call: "narrow"
+        "narrow", lambda call, x: call.windows[0].kernel < 2, note("narrow", F.conv2d)
     )
-    even = Implementation(
+    wide = Implementation("wide", lambda call, x: True, note("wide", F.conv2d))
+    with implemented(F.conv2d, narrow, wide):
+        out = hs.gather(F.conv2d(x, w, padding=1))
+        torch.testing.assert_close(out, F.conv2d(whole, w, padding=1))
+        assert [name for name, *_ in seen] == ["wide"]
+    with implemented(F.avg_pool2d, Implementation("all", wide.fits, note("all", F.avg_pool2d))):
+        torch.testing.assert_close(hs.gather(F.avg_pool2d(x, 2)), F.avg_pool2d(whole, 2))
+    with implemented(F.max_pool2d, Implementation("all", wide.fits, note("max", F.max_pool2d))):
+        due = F.max_pool2d(whole, 3, 2, 1)
+        torch.testing.assert_close(hs.gather(F.max_pool2d(x, 3, 2, 1)), due)
+    assert [name for name, *_ in seen] == ["wide", "all", "max"]
+    assert seen[0][1] == x.local.shape[2] + 2  # a row of the other rank, and one of padding
+
+
+def test_functions_whose_rules_ask_for_no_implementation_take_none():
+    with pytest.raises(hs.UnsupportedOp, match=r"torch.sum is reducing: its rule asks for no"):
+        implement(torch.sum, Implementation("mine", lambda call, x: True, lambda call, x: x))
+
+
+def test_a_fused_rule_comes_before_the_rule_unless_it_gives_nothing():
+    before, x = OPS[F.max_pool1d], hs.shard(seeded(1, 1, 8), hs.init(device="cpu"))
+    narrow = FusedRule("narrow", lambda call: call.windows[0].kernel < 3, lambda call: "narrow")
+    even = FusedRule(
         "even",
         lambda call: call.windows[0].kernel % 2 == 0,
         lambda call: None if call.windows[0].padding else "even",
     )
     try:
-        implement(F.max_pool1d, narrow, even)
+        fuse(narrow, F.max_pool1d)
+        fuse(even, F.max_pool1d)
         rule = OPS[F.max_pool1d].rule
         assert rule(x, 2) == "narrow"
         assert rule(x, 4) == "even"

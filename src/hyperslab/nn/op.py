@@ -44,8 +44,10 @@ class Op:
     """Takes the Op and the function's own arguments, where a Call has more than their names say."""
     flops: Callable[[Call], int] | None = None
     """Counts the multiplications and additions of a Call, where these are what takes time."""
+    fused: tuple[FusedRule, ...] = ()
+    """What is tried before the rule; the first that fits and gives a result is taken."""
     implementations: tuple[Implementation, ...] = ()
-    """Other ways to compute it than the rule's: the first that fits is taken."""
+    """Of pieces, in the place of torch's own function; the first that fits is taken."""
 
     @property
     def name(self) -> str:
@@ -66,12 +68,18 @@ class Op:
         named = self.keywords(dict(kwargs)) if kwargs else {}
         if self.reader is not None:
             return self.reader(self, *args, **named)
-        bound = _signature(self.rule).bind(*args, **named)
+        bound = self._signature().bind(*args, **named)
         bound.apply_defaults()
         operands = tuple(filter(is_operand, tree_leaves((args, named), is_leaf=is_operand)))
         options = {name: arg for name, arg in bound.arguments.items() if not _has_operand(arg)}
         dims = _dims(operands[0], options["dim"]) if "dim" in options and operands else ()
         return Call(self, operands, options, dims=dims, given=(args, kwargs or {}))
+
+    def _signature(self) -> inspect.Signature:
+        """The rule's, or where that takes anything the function's own, if it tells."""
+        found = _signature(self.rule)
+        takes_anything = found.parameters.keys() == {"args", "kwargs"}
+        return (_signature_if_told(self.function) or found) if takes_anything else found
 
     def keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """``kwargs`` by the names that the rule knows, without ``out=None``."""
@@ -83,9 +91,9 @@ class Op:
         renamed = {old: new for old, new in _ALIASES.items() if new in known}
         return {renamed.get(name, name): arg for name, arg in kwargs.items()}
 
-    def implemented(self, call: Call) -> Any:
-        """What the first implementation that fits makes of the call; None where none does."""
-        for each in self.implementations:
+    def run_fused(self, call: Call) -> Any:
+        """What the first of the fused rules that fits makes of the call; None where none does."""
+        for each in self.fused:
             if each.fits(call) and (out := each.run(call)) is not None:
                 return out
         return None
@@ -136,6 +144,11 @@ class Call:
             return self.op.function(*self.given[0], **self.given[1])
         return self.op.function(*self.operands, **self.options)
 
+    def implementation(self) -> Implementation | None:
+        """The first of the operator's that fits, where the operands are pieces."""
+        found = self.op.implementations
+        return next((each for each in found if each.fits(self, self.input)), None)
+
     @property
     def flops(self) -> int:
         """Multiplications and additions, where these are what takes time: else 0."""
@@ -172,7 +185,17 @@ class Call:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operator, such as a fused kernel."""
+    """One way to compute an operator on a rank's piece, such as a kernel of its own."""
+
+    name: str
+    fits: Callable[[Call, Tensor], bool]
+    """Whether it is right, and worth it, for this call whose input is this piece."""
+    run: Callable[[Call, Tensor], Any]
+
+
+@dataclass(frozen=True)
+class FusedRule:
+    """A rule that computes Slabs together with what was deferred before, or defers them itself."""
 
     name: str
     fits: Callable[[Call], bool]
@@ -200,6 +223,14 @@ def _without_values(leaf: Any) -> Any:
         return leaf
     meta = torch.empty(tuple(leaf.shape), dtype=leaf.dtype, device="meta")
     return meta.requires_grad_(leaf.requires_grad)
+
+
+@lru_cache(maxsize=1024)
+def _signature_if_told(function: Function) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except ValueError:  # a built-in one
+        return None
 
 
 @lru_cache(maxsize=1024)
@@ -262,10 +293,29 @@ def num_registered() -> int:
     return _num_registered
 
 
+IMPLEMENTED: set[Function] = set()
+"""The functions that have implementations of their pieces."""
+
+
 def implement(function: Function, *implementations: Implementation) -> None:
-    """Puts ``implementations`` before those that ``function`` has."""
+    """Puts ``implementations`` of a pointwise function, a convolution or a pool before others."""
     op = OPS[function]
+    if op.family != "pointwise" and (op.family != "windowed" or op.reader is None):
+        raise UnsupportedOp(f"{op.name} is {op.family}: its rule asks for no implementations")
     OPS[function] = replace(op, implementations=(*implementations, *op.implementations))
+    IMPLEMENTED.add(function)
+
+
+def fuse(rule: FusedRule, *functions: Function) -> None:
+    """Has ``rule`` tried before the rules of ``functions``."""
+    OPS.update({f: replace(OPS[f], fused=(*OPS[f].fused, rule)) for f in functions})
+
+
+def compute(function: Function, *args: Any, **kwargs: Any) -> Any:
+    """What the first implementation that fits makes of pieces; else torch's own function."""
+    call = OPS[function].parse(args, kwargs)
+    found = call.implementation()
+    return function(*args, **kwargs) if found is None else found.run(call, call.input)
 
 
 def writes_in_place(function: Function, kwargs: Mapping[str, Any] | None = None) -> bool:

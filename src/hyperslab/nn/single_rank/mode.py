@@ -26,7 +26,7 @@ from hyperslab.kernels import fused, tiles
 from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import materialise, waiting
-from hyperslab.nn.op import OPS, USERS, Function
+from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
@@ -68,7 +68,7 @@ class SingleRankMode(TorchFunctionMode):
         if waiting.calls:
             materialise(func, args)
         needs = SERVED.get(func)
-        if needs is None and func not in USERS:
+        if needs is None and func not in USERS and func not in IMPLEMENTED:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._serve(func, needs, args, kwargs or {})
 
@@ -85,7 +85,7 @@ class SingleRankMode(TorchFunctionMode):
         is_deferred = type(x) is DeferredTensor
         if not isinstance(x, Tensor) or isinstance(x, Parameter) or self._is_made(x):
             return function(*args, **kwargs)
-        if is_deferred or needs(x, args, kwargs):  # type: ignore[misc]
+        if is_deferred or needs is None or needs(x, args, kwargs):
             return self._by_rule(function, x, args, kwargs)
         return function(*args, **kwargs)
 

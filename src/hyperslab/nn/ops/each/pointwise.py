@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from hyperslab.kernels import fused
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.align import align, check_operands
 from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation
-from hyperslab.nn.op import Function, define, unsupported, writes_in_place
+from hyperslab.nn.op import IMPLEMENTED, Function, compute, define, unsupported, writes_in_place
 from hyperslab.nn.slab import Slab
 
 _UNARY = """
@@ -65,10 +66,11 @@ def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else None
+        run = function if function not in IMPLEMENTED else partial(compute, function)
         if type(x) is Slab and len(args) == 1 and not kwargs:
-            local = function(x.local)
+            local = run(x.local)
         elif type(x) is Slab and not _has_tensors(args, kwargs):
-            local = function(x.local, *args[1:], **kwargs)
+            local = run(x.local, *args[1:], **kwargs)
         else:
             return _run_aligned(function, args, kwargs, in_place=in_place)
         return x if local is x.local else _result(function, local, x)

@@ -26,7 +26,7 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
-from hyperslab.nn.op import Call, Function, Implementation, implement
+from hyperslab.nn.op import Call, FusedRule, fuse
 from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import check_extents
 from hyperslab.nn.slab import Slab
@@ -147,12 +147,8 @@ def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:
     return halo_pool(piece, slope, plan, x.mesh)
 
 
-def _serve(name: str, run: Callable[[Call], Slab | None], *functions: Function) -> None:
-    for function in functions:
-        implement(function, Implementation(name, _pays, run))
-        POOLS.add(function)
-
-
+_AVG_POOLS = (F.avg_pool2d, F.avg_pool3d)
 _MAX_POOLS = (F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d)
-_serve("activation and average", _fuse_average, F.avg_pool2d, F.avg_pool3d)
-_serve("activation and maximum", _fuse_maximum, *_MAX_POOLS)
+fuse(FusedRule("activation and average", _pays, _fuse_average), *_AVG_POOLS)
+fuse(FusedRule("activation and maximum", _pays, _fuse_maximum), *_MAX_POOLS)
+POOLS.update(_AVG_POOLS, _MAX_POOLS)

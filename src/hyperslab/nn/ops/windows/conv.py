@@ -38,6 +38,7 @@ from hyperslab.nn.op import Call, Op
 from hyperslab.nn.ops.windows.spatial import (
     autocast,
     autocast_dtype,
+    by_implementation,
     check_extents,
     check_spatial,
     check_weights,
@@ -128,7 +129,8 @@ def _conv(call: Call) -> Slab:
     stride, padding, dilation, groups = call.options.values()
     check_weights(function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups)
     settings = Settings(stride, dilation, groups)
-    if not any(x.layout.splits[2:]) and _is_one_call(x.local, weight, padding, settings):
+    is_torchs = not any(x.layout.splits[2:]) and not call.op.implementations
+    if is_torchs and _is_one_call(x.local, weight, padding, settings):
         local = function(x.local, weight, bias, stride, padding, dilation, groups)
         shape = (x.layout.shape[0], *local.shape[1:])
         return x.with_local(local, Layout(shape, x.layout.splits))
@@ -136,7 +138,7 @@ def _conv(call: Call) -> Slab:
     plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
     check_extents(function, x, plan.output)
     x, weight, bias = autocast(x, weight, bias)
-    return x.with_local(_run_conv(x, weight, bias, plan, settings), plan.output)
+    return x.with_local(_run_conv(call, x, weight, bias, plan, settings), plan.output)
 
 
 def _is_one_call(
@@ -148,16 +150,23 @@ def _is_one_call(
 
 
 def _run_conv(
-    x: Slab, weight: Tensor, bias: Tensor | None, plan: _ConvPlan, settings: Settings
+    call: Call,
+    x: Slab,
+    weight: Tensor,
+    bias: Tensor | None,
+    plan: _ConvPlan,
+    settings: Settings,
 ) -> Tensor:
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
-    hides = not plan.exchange.idle and not local.is_complex()
+    is_whole_call = local.is_complex() or bool(call.op.implementations)
+    hides = not plan.exchange.idle and not is_whole_call
     if plan.halo and hides and plan.halo.min_numel >= halo_conv.MIN_INTERIOR_NUMEL:
         return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
     window = fetch(local, plan.exchange, x.mesh)
-    if plan.box:
-        return settings.run(window, weight, bias, plan.padding)
-    return empty_output(plan.box.shape, window, weight, bias)
+    if not plan.box:
+        return empty_output(plan.box.shape, window, weight, bias)
+    made: Tensor | None = by_implementation(call, window, weight, bias, padding=plan.padding)
+    return settings.run(window, weight, bias, plan.padding) if made is None else made
 
 
 _halo_conv: Callable[..., Tensor] = HaloConv.apply

@@ -15,7 +15,7 @@ from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.layout import Window
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.deferred import Convolved, defer_conv
-from hyperslab.nn.op import Call, Implementation, implement
+from hyperslab.nn.op import Call, FusedRule, fuse
 from hyperslab.nn.ops.windows.conv import plan_conv
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
@@ -67,5 +67,4 @@ def _defer(call: Call) -> Slab | None:
     return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
 
 
-for _function in (F.conv2d, F.conv3d):
-    implement(_function, Implementation("few channels", _pays, _defer))
+fuse(FusedRule("few channels", _pays, _defer), F.conv2d, F.conv3d)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from hyperslab.layout import (
 )
 from hyperslab.nn.op import Call, Op, unsupported
 from hyperslab.nn.ops.windows.spatial import (
+    by_implementation,
     check_batch,
     check_extents,
     define_windowed,
@@ -109,8 +110,11 @@ def _max_pool(call: Call, *, return_indices: bool = False) -> Slab | tuple[Slab,
     lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     window, planned = _fetch_window(call.op.function, x, windows, lowest)
     if planned.box:
-        numbers = {**call.options, "padding": pads_at_start(x.layout, windows, planned.box)}
-        found = local_max_pool(window, **{**numbers, "return_indices": return_indices})
+        pads = pads_at_start(x.layout, windows, planned.box)
+        found = None if return_indices else by_implementation(call, window, padding=pads)
+        if found is None:
+            numbers = {**call.options, "padding": pads, "return_indices": return_indices}
+            found = local_max_pool(window, **numbers)
         out, indices = found if return_indices else (found, found)
     else:
         out = _no_outputs(call, x, window, planned)
@@ -173,16 +177,21 @@ def _avg_pool(call: Call) -> Slab:
     if not planned.box:
         return x.with_local(_no_outputs(call, x, window, planned), planned.output)
     if not any(splits):
-        return x.with_local(local_avg_pool(window, **options), planned.output)
+        return x.with_local(_run_average(call, window, options), planned.output)
     pads = tuple(0 if split else w.padding for split, w in zip(splits, windows, strict=True))
     if divisor is not None or not any(w.padding or w.extra for w in windows):
         numbers = {**options, "padding": pads, "count_include_pad": True}
-        return x.with_local(local_avg_pool(window, **numbers), planned.output)
+        return x.with_local(_run_average(call, window, numbers), planned.output)
     sums = _sum_pool(window, windows, pads, ceil=options["ceil_mode"])
     spans, extents = planned.box.spans[2:], x.layout.shape[2:]
     inside = not options["count_include_pad"]
     counts = _counts(windows, spans, extents, sums.dtype, sums.device, inside=inside)
     return x.with_local(sums / counts, planned.output)
+
+
+def _run_average(call: Call, window: Tensor, options: Mapping[str, Any]) -> Tensor:
+    made = by_implementation(call, window, **options) if call.op.implementations else None
+    return local_avg_pool(window, **options) if made is None else made
 
 
 def _sum_pool(x: Tensor, windows: Sequence[Window], pads: Sequence[int], *, ceil: bool) -> Tensor:

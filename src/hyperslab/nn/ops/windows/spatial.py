@@ -96,8 +96,17 @@ def _define(
     def rule(*args: Any, **kwargs: Any) -> Any:
         op = OPS[function]
         call = reader(op, *args, **kwargs)
-        out = op.implemented(call) if op.implementations else None
+        out = op.run_fused(call) if op.fused else None
         return run(call) if out is None else out
+
+
+def by_implementation(call: Call, *operands: Any, **options: Any) -> Any:
+    """What the first implementation that fits makes of pieces; None where none does."""
+    if not call.op.implementations:
+        return None
+    part = call.on(*operands, **options)
+    found = part.implementation()
+    return None if found is None else found.run(part, part.input)
 
 
 def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
