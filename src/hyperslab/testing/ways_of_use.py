@@ -87,11 +87,17 @@ def use(
         if user.rng.random() < 0.2:
             _in_a_thread(act, user)
         else:
-            act(user)
+            _run(act, user)
     user.see("the input", user.input.grad)
     for name, weight in user.model.named_parameters():
         user.see(f"grad of {name}", weight.grad)
     return user.seen
+
+
+def _run(act: Callable[[User], None], user: User) -> None:
+    # As torch wants it where a compiled graph is passed back twice; a setting of each thread.
+    with without_donated_buffers():
+        act(user)
 
 
 def _in_a_thread(act: Callable[[User], None], user: User) -> None:
@@ -99,7 +105,7 @@ def _in_a_thread(act: Callable[[User], None], user: User) -> None:
 
     def run() -> None:
         try:
-            act(user)
+            _run(act, user)
         except BaseException as error:  # noqa: BLE001 - told by who waits
             errors.append(error)
 
@@ -271,9 +277,7 @@ def check_way(seed: int, device: str) -> str:
     ours = hs.parallelize(net, mesh)
     inputs = [net.sample.to(mesh.device, copy=True) for _ in range(2)]
     try:
-        # Without donated buffers, as torch wants it where a compiled graph is passed back twice.
-        with without_donated_buffers():
-            found = use(seed, ours, lambda x: hs.shard(x, mesh, cuts=place.cuts), inputs[0])
+        found = use(seed, ours, lambda x: hs.shard(x, mesh, cuts=place.cuts), inputs[0])
     except hs.UnsupportedOp as refusal:
         return str(refusal)
     expected = use(seed, plain, nn.Identity(), inputs[1])
