@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.nn.parameter import is_lazy
 
 from hyperslab.comm.agree import Comparison, post_comparison
 from hyperslab.comm.journal import journal
-from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import ConfigError, HyperslabError
-from hyperslab.nn.slab import is_slab
+from hyperslab.comm.mesh import Mesh, with_first_mesh
+from hyperslab.errors import ConfigError, HyperslabError, UnsupportedOp
+from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
 
@@ -141,3 +144,22 @@ def add_module_path(error: Exception, module: nn.Module) -> None:
         error.args = (f"{error.args[0]} ({where})", *error.args[1:])
     else:
         error.add_note(where)
+
+
+def plain_buffer(module: nn.Module, name: str, value: Any) -> Tensor | None:
+    """The whole tensor in place of a Slab that becomes the buffer ``name``.
+
+    So that a ``state_dict`` has plain tensors. Raises where the Slab is split.
+    """
+    if not isinstance(value, Slab):
+        return None
+    if value.layout.split_dims:
+        raise UnsupportedOp(
+            f"the buffer {name} of {type(module).__name__} cannot hold a tensor of "
+            f"{value.layout.describe()}, of which every rank has another piece: give it "
+            "hyperslab.gather(x), the whole on every rank"
+        )
+    return value.local
+
+
+with_first_mesh(partial(register_module_buffer_registration_hook, plain_buffer))  # type: ignore[arg-type]
