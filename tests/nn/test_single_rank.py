@@ -282,6 +282,17 @@ def users_rule():
     USERS.discard(F.softplus)
 
 
+def test_a_rule_of_the_users_serves_layers_of_torchs_own():
+    before = OPS[F.silu]
+    hs.register(F.silu)(lambda input, inplace=False: input.with_local(input.local + 7))
+    try:
+        net, x = hs.parallelize(nn.Sequential(nn.SiLU()), hs.init(device="cpu")), seeded(2, 3)
+        torch.testing.assert_close(net(x), x + 7)
+    finally:
+        OPS[F.silu] = before
+        USERS.discard(F.silu)
+
+
 @pytest.mark.usefixtures("users_rule")
 def test_rules_of_the_users_are_used():
     _, net, mesh = pair(lambda net, y: F.softplus(y))

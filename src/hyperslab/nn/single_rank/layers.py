@@ -16,6 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm, linear, pooling
 
 from hyperslab.nn.dispatch import waiting
+from hyperslab.nn.op import IMPLEMENTED, USERS
 from hyperslab.nn.single_rank.mode import (
     SingleRankMode,
     conv_needs,
@@ -118,6 +119,7 @@ class _Forward:
         mode = pop_function_mode()
         try:
             is_served = type(mode) is not SingleRankMode or mode.is_paused
+            is_served = is_served or bool(USERS or IMPLEMENTED)  # whatever the layer calls
             if not is_served and isinstance(args[0], Tensor):
                 is_served = self._needs(self._layer, args[0])
                 if not is_served:
