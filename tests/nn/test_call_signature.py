@@ -70,3 +70,7 @@ def test_a_slab_is_known_by_its_layout():
 @pytest.mark.parametrize("odd", [object(), torch.ones(2).to_sparse(), torch.ones(2, device="meta")])
 def test_there_is_none_where_a_pass_may_depend_on_more(odd):
     assert signature(torch.ones(2), odd) is None
+
+
+def test_there_is_none_without_a_tensor():
+    assert signature(2, name="x") is None

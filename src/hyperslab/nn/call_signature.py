@@ -21,12 +21,12 @@ def call_signature(
 
     It has shapes, strides, dtypes and layouts of tensors, numbers and strings themselves, the
     modes of autocast and autograd, torch's settings, and how many rules users have registered.
-    None where an argument is neither a dense tensor on ``device`` nor a plain value: a pass may
-    depend on more of it.
+    None where an argument is neither a dense tensor on ``device`` nor a plain value, as a pass may
+    depend on more of it, and where there is no tensor.
     """
     leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
     signatures = tuple([_signature_of(leaf, device) for leaf in leaves])
-    if None in signatures:
+    if None in signatures or all(type(leaf) in PLAIN for leaf in leaves):
         return None
     name = device.type
     autocast = torch.is_autocast_enabled(name) and torch.get_autocast_dtype(name)

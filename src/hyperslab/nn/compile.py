@@ -43,7 +43,7 @@ from hyperslab.torch_private import (
 
 # Descriptions are nested tuples of plain values, the only ones that Dynamo takes for constants:
 # ("slab" or "copy", number of its piece, shape, splits), ("tensor", number), ("learnable",
-# number, place of a weight or None), ("tuple", items), ("list", items), ("slice", its three
+# number, number of a weight or None), ("tuple", items), ("list", items), ("slice", its three
 # parts), ("dict", pairs) or ("value", what).
 Description = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.fsdp import FSDPModule
 from torch.jit import ScriptModule
@@ -27,7 +27,7 @@ from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_i
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
-from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import HOOKS
 from hyperslab.torch_private import (
     has_global_module_hooks,
@@ -198,15 +198,10 @@ class Graphed:
         if is_traced() or _is_observed() or _is_capturing(device):
             return None
         found = call_signature(args, kwargs, device)
-        has_tensors = any(map(_is_tensor, tree_leaves((args, kwargs), is_leaf=is_slab)))
-        if found is None or not has_tensors:
+        if found is None:
             self._tell(f"an argument is neither a tensor on {device} nor a number or a word")
             return None
         return found
-
-
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, Slab | Tensor)
 
 
 def _is_observed() -> bool:

@@ -24,7 +24,7 @@ from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_windows as tile_windows
 from hyperslab.nn.depth_first.memory_estimate import MemoryCounter, current_counter
 from hyperslab.nn.depth_first.survey import Survey, survey
-from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, alone
+from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, single_rank_slab
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import (
     ParameterSlots,
@@ -95,7 +95,7 @@ class DepthFirst:
             return False  # they would be called for every tile
         with same_draws() as before:
             try:
-                survey(self._run, alone(input), modules)
+                survey(self._run, single_rank_slab(input), modules)
             except Exception:  # noqa: BLE001 - with whatever it is, it runs layer by layer
                 return False
             return rng_states() == before  # others would differ from tile to tile

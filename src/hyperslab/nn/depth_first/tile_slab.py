@@ -79,7 +79,7 @@ class TileSlab(Slab):
         tape: Tape,
         step: int = 0,
     ) -> None:
-        piece = local if isinstance(local, Slab) else alone(local)
+        piece = local if isinstance(local, Slab) else single_rank_slab(local)
         self.__dict__.update(piece=piece, held=held, whole=whole, mesh=mesh, tape=tape, step=step)
 
     @property
@@ -137,27 +137,31 @@ class TileSlab(Slab):
     def become(self, local: Tensor, held: Box, parents: Sequence[TileSlab]) -> TileSlab:
         """This tile, in place: whoever holds it sees what was made of it and the ``parents``."""
         step = self.tape.note(Step(self.whole.shape, _numbers(parents)))
-        self.__dict__.update(piece=alone(local), held=held, step=step)
+        self.__dict__.update(piece=single_rank_slab(local), held=held, step=step)
         return self
 
     def part(self, box: Box) -> Slab:
         """The elements in ``box``, as a tensor of their own."""
         if not self.held.contains(box):
             raise NotHeldError
-        return self.piece if box == self.held else alone(self.local[box.slices_in(self.held)])
+        return (
+            self.piece
+            if box == self.held
+            else single_rank_slab(self.local[box.slices_in(self.held)])
+        )
 
     def __repr__(self) -> str:
         held = "x".join(map(str, self.held.shape))
         return f"TileSlab({held} of {self.whole.describe()}, {self.dtype}, {self.device})"
 
 
-def alone(x: Tensor) -> Slab:
+def single_rank_slab(x: Tensor) -> Slab:
     """``x`` on a rank that knows of no others."""
-    return Slab(x, Layout.unsplit(x.shape), _lone_mesh(x.device))
+    return Slab(x, Layout.unsplit(x.shape), _single_rank_mesh(x.device))
 
 
 @lru_cache
-def _lone_mesh(device: torch.device) -> Mesh:
+def _single_rank_mesh(device: torch.device) -> Mesh:
     return Mesh(Grid((1,) * len(AXES)), 0, device, None, timedelta())
 
 

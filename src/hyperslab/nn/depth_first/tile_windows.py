@@ -24,7 +24,7 @@ from hyperslab.layout import (
     plan_piece_call,
     plan_transposed_call,
 )
-from hyperslab.nn.depth_first.tile_slab import TileSlab, alone, not_by_tiles, tile_rule
+from hyperslab.nn.depth_first.tile_slab import TileSlab, not_by_tiles, single_rank_slab, tile_rule
 from hyperslab.nn.op import OPS, Call, Function
 from hyperslab.nn.slab import Slab
 
@@ -73,7 +73,7 @@ def _through(
     if out.shape != held.shape:
         # Without gaps, which the fused kernels and writing in place would stumble over.
         kept = out.local[(slice(None), slice(None), *drops)]
-        out = alone(kept.contiguous(memory_format=memory_format_of(out.local)))
+        out = single_rank_slab(kept.contiguous(memory_format=memory_format_of(out.local)))
     whole = whole.with_dim(1, out.shape[1])
     return x.made_into(out, held, whole, windows=(None, None, *windows))
 
