@@ -237,8 +237,9 @@ MUTANTS = [
     ),
     Mutant(
         "nn/ops/reduce/reductions.py",
-        "return (summed / num_reduced(x, dims)).to(kind)",
-        "return (summed / (math.prod(x.local.shape[d] for d in dims) * x.mesh.num_ranks)).to(kind)",
+        "return (summed / num_reduced(x, dims)).to(out_dtype)",
+        "num = math.prod(x.local.shape[d] for d in dims) * x.mesh.num_ranks\n"
+        "    return (summed / num).to(out_dtype)",
         "nn/ops/reduce/test_reductions.py",
         "means take all pieces for equally large",
     ),

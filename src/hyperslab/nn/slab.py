@@ -142,15 +142,15 @@ class Slab:
 
     def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
         """Calls ``hook`` with the gradient, on one rank; several hold parts of its sum."""
-        self._check_alone(Tensor.register_hook)
+        self._check_single_rank(Tensor.register_hook)
         return self.local.register_hook(hook)
 
     def retain_grad(self) -> None:
         """Keeps the gradient, on one rank; several hold parts of its sum."""
-        self._check_alone(Tensor.retain_grad)
+        self._check_single_rank(Tensor.retain_grad)
         self.local.retain_grad()
 
-    def _check_alone(self, function: Callable[..., Any]) -> None:
+    def _check_single_rank(self, function: Callable[..., Any]) -> None:
         if self.mesh.num_ranks > 1:
             why = "each rank holds a part of a gradient of all ranks' losses, not the gradient"
             raise unsupported(function, self, why)

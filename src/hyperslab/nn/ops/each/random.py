@@ -136,17 +136,17 @@ def _like(x: Slab, local: Tensor, dtype: torch.dtype | None, options: dict[str, 
     return x.with_local(made)
 
 
-def _check(function: Any, x: Slab, generator: Generator | None, kind: torch.dtype) -> None:
+def _check(function: Any, x: Slab, generator: Generator | None, out_dtype: torch.dtype) -> None:
     """Raises for what only torch's own generators can give."""
     if generator is not None:
         raise unsupported(function, x, "a generator of its own draws other numbers on every rank")
-    if not kind.is_floating_point:
+    if not out_dtype.is_floating_point:
         raise unsupported(function, x, "its numbers are not floating point")
 
 
-def _require(holds: bool, words: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise RuntimeError(words)
+        raise RuntimeError(message)
 
 
 @define("random", torch.rand_like)
@@ -158,9 +158,9 @@ def rand_like(
     **options: Any,
 ) -> Slab:
     """Numbers from 0 to below 1, in the shape of ``input``."""
-    kind = dtype or input.dtype
-    _check(torch.rand_like, input, generator, kind)
-    return _like(input, _as_dtype(_uniform(input), kind), kind, options)
+    out_dtype = dtype or input.dtype
+    _check(torch.rand_like, input, generator, out_dtype)
+    return _like(input, _as_dtype(_uniform(input), out_dtype), out_dtype, options)
 
 
 @define("random", torch.randn_like)

@@ -239,8 +239,8 @@ def _with_one(piece: Tensor, dims: list[int]) -> Tensor:
 def _wrapped(function: Callable[..., Any], out: Any, batch: Slab, sources: list[int | None]) -> Any:
     """Tensors in ``out`` as Slabs; ``sources`` are the dims of the batch that theirs are."""
     if isinstance(out, tuple | list):
-        kind: Any = type(out)
-        return kind(_wrapped(function, each, batch, sources) for each in out)
+        make: Any = type(out)
+        return make(_wrapped(function, each, batch, sources) for each in out)
     if not isinstance(out, Tensor):
         return out
     box, shape = batch.box, list(out.shape)

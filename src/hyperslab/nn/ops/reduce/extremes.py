@@ -166,8 +166,8 @@ def _along_dim(
         found = found if keepdim else [value.squeeze(dims) for value in found]
     else:
         found = list(function(x.local, dim, keepdim))
-    kind: Any = torch.return_types.max if largest else torch.return_types.min
-    return kind(without_dims(x, value, dims, keepdim=keepdim) for value in found)
+    make: Any = torch.return_types.max if largest else torch.return_types.min
+    return make(without_dims(x, value, dims, keepdim=keepdim) for value in found)
 
 
 def _make_extreme(name: str, *, largest: bool) -> None:

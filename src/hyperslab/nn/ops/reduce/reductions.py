@@ -99,13 +99,13 @@ def mean(
     if not x.layout.axes_of(dims):
         local = torch.mean(x.local, dims, keepdim, dtype=dtype)
         return reduced(x, local, dims, keepdim=keepdim)
-    kind = dtype or x.dtype
-    if not kind.is_floating_point and not kind.is_complex:
+    out_dtype = dtype or x.dtype
+    if not out_dtype.is_floating_point and not out_dtype.is_complex:
         raise RuntimeError(
             f"mean of a {x.dtype} tensor needs dtype=, a floating point or complex type"
         )
-    summed: Any = total(x, dims, keepdim, dtype=torch.float32 if kind in SHORT else dtype)
-    return (summed / num_reduced(x, dims)).to(kind)  # type: ignore[no-any-return]
+    summed: Any = total(x, dims, keepdim, dtype=torch.float32 if out_dtype in SHORT else dtype)
+    return (summed / num_reduced(x, dims)).to(out_dtype)  # type: ignore[no-any-return]
 
 
 @define("reducing", torch.nansum, Tensor.nansum)
@@ -130,13 +130,13 @@ def nanmean(
     dtype: torch.dtype | None = None,
 ) -> Slab | Tensor:
     """The mean over ``dim`` of what is a number in the global tensor."""
-    kind = dtype or input.dtype
-    if not kind.is_floating_point:
-        raise TypeError(f"nanmean wants a floating point type, got {kind}")
-    wide = torch.float32 if kind in SHORT else kind
+    out_dtype = dtype or input.dtype
+    if not out_dtype.is_floating_point:
+        raise TypeError(f"nanmean wants a floating point type, got {out_dtype}")
+    wide = torch.float32 if out_dtype in SHORT else out_dtype
     summed: Any = nansum(input, dim, keepdim, dtype=wide)
     numbers = total(input.with_local(~input.local.isnan()), dim, keepdim)
-    return (summed / numbers).to(kind)  # type: ignore[no-any-return]
+    return (summed / numbers).to(out_dtype)  # type: ignore[no-any-return]
 
 
 @define("reducing", torch.count_nonzero, Tensor.count_nonzero)
@@ -187,15 +187,15 @@ def product(
     x = input
     dims = normalize_dims(x, dim)
     axes = x.layout.axes_of(dims)
-    kind = dtype or x.dtype
-    wide = torch.float32 if axes and kind in SHORT else dtype
+    out_dtype = dtype or x.dtype
+    wide = torch.float32 if axes and out_dtype in SHORT else dtype
     if dim is None:
         local = torch.prod(x.local, dtype=wide)
     else:
         local = torch.prod(x.local, dim, keepdim, dtype=wide)
     if axes:
         local = gather_stacked(local, x.mesh, axes).prod(0)
-        local = local.to(kind) if kind in SHORT else local
+        local = local.to(out_dtype) if out_dtype in SHORT else local
     return without_dims(x, local, dims, keepdim=keepdim)
 
 
@@ -246,9 +246,9 @@ def _make_moments(name: str) -> None:
         dims = normalize_dims(x, dim)
         none_here = x.numel() and not x.local.numel()  # torch would warn of too few elements
         if x.layout.axes_of(dims) or none_here:
-            kind = torch.var(x.local.new_ones(2)).dtype  # refuses integers
+            out_dtype = torch.var(x.local.new_ones(2)).dtype  # refuses integers
             var, mean = _spread(x, dims, correction)
-            spread = (_root(var) if name.startswith("std") else var).to(kind)
+            spread = (_root(var) if name.startswith("std") else var).to(out_dtype)
             found: tuple[Tensor, ...] = (spread,)
             if name.endswith("mean"):
                 found = (spread, mean.to(x.dtype))

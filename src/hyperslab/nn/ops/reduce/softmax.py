@@ -71,8 +71,8 @@ def _make_softmax(name: str, combine: Callable[[_Exponentials], Tensor]) -> None
         [dim] = normalize_dims(x, _implied_dim(x.ndim) if dim is None else dim) or (0,)
         if not x.ndim or not x.layout.splits[dim]:
             return x.with_local(function(x.local, dim, dtype))
-        kind = function(x.local.new_zeros(1), 0, dtype).dtype  # autocast's; refuses integers
-        return x.with_local(combine(_exponentials(x, (dim,), kind)).to(kind))
+        out_dtype = function(x.local.new_zeros(1), 0, dtype).dtype  # autocast's; refuses integers
+        return x.with_local(combine(_exponentials(x, (dim,), out_dtype)).to(out_dtype))
 
 
 def _implied_dim(ndim: int) -> int:
@@ -98,9 +98,9 @@ def logsumexp(input: Slab, dim: Dims, keepdim: bool = False) -> Slab | Tensor:
     if not x.layout.axes_of(dims):
         local = torch.logsumexp(x.local, dims, keepdim)
         return without_dims(x, local, dims, keepdim=keepdim)
-    kind = torch.logsumexp(x.local.new_zeros(1), 0).dtype
-    e = _exponentials(x, dims, kind, finite=True)
-    value = (e.total.log() + e.shift).to(kind)
+    out_dtype = torch.logsumexp(x.local.new_zeros(1), 0).dtype
+    e = _exponentials(x, dims, out_dtype, finite=True)
+    value = (e.total.log() + e.shift).to(out_dtype)
     return without_dims(x, value if keepdim else value.squeeze(dims), dims, keepdim=keepdim)
 
 
@@ -123,11 +123,11 @@ def _make_cumulative(name: str, of_all: str, join: str) -> None:
         [dim] = normalize_dims(x, dim) or (0,)
         if not x.ndim or not (split := x.layout.splits[dim]):
             return x.with_local(function(x.local, dim, dtype=dtype))
-        kind = function(x.local.new_zeros(1), 0, dtype=dtype).dtype
-        local = x.local.to(torch.float32 if kind in SHORT else kind)
+        out_dtype = function(x.local.new_zeros(1), 0, dtype=dtype).dtype
+        local = x.local.to(torch.float32 if out_dtype in SHORT else out_dtype)
         totals = gather_stacked(reduce(local, dim, keepdim=True), x.mesh, (split.axis,))
         before = reduce(totals[: x.mesh.coords[split.axis]], 0)
-        return x.with_local(combine(function(local, dim), before).to(kind))
+        return x.with_local(combine(function(local, dim), before).to(out_dtype))
 
     @define("reducing", getattr(Tensor, f"{name}_"))
     def cumulate_(self: Slab, dim: int, *, dtype: torch.dtype | None = None) -> Slab:

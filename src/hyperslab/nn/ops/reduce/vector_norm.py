@@ -29,9 +29,9 @@ def norm_of(
     if not x.layout.axes_of(dims):
         local = torch.linalg.vector_norm(x.local, p, dims, keepdim, dtype=dtype)
         return without_dims(x, local, dims, keepdim=keepdim)
-    kind = torch.linalg.vector_norm(x.local.new_zeros(1), p, dtype=dtype).dtype
+    out_dtype = torch.linalg.vector_norm(x.local.new_zeros(1), p, dtype=dtype).dtype
     sizes = x.with_local(widened(x.local if dtype is None else x.local.to(dtype)).abs())
-    return _norm_of_sizes(sizes, p, dims, keepdim).to(kind)
+    return _norm_of_sizes(sizes, p, dims, keepdim).to(out_dtype)
 
 
 def _norm_of_sizes(x: Slab, p: float, dims: tuple[int, ...], keepdim: bool) -> Slab | Tensor:

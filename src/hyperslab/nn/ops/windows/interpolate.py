@@ -52,23 +52,23 @@ def interpolate(
     if mode == "area":
         pool = getattr(F, f"adaptive_avg_pool{num_dims}d")
         return dispatch(pool, (x, sizes), {})  # type: ignore[no-any-return]
-    kind, split = _Kind(mode, align_corners, num_dims), any(x.layout.splits[2:])
+    method, split = _Method(mode, align_corners, num_dims), any(x.layout.splits[2:])
     if split and antialias:
         raise unsupported(F.interpolate, x, "antialias=True is not supported")
-    if split and not x.is_floating_point() and kind.smooth:
+    if split and not x.is_floating_point() and method.smooth:
         raise unsupported(F.interpolate, x, f"values of {x.dtype} are rounded")
     if not split and x.device.type == "cuda":
         _check_channel(x, sizes)
     recomputed = scale_factor is None or recompute_scale_factor
     factors = None if recomputed else _per_dim(scale_factor, num_dims)
-    windows = _resamplings(kind, x.layout.shape[2:], sizes, factors)
+    windows = _resamplings(method, x.layout.shape[2:], sizes, factors)
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *windows))
     window = fetch(x.local, planned.exchange, x.mesh)
     dtype = result_dtype(lambda t: F.interpolate(t, 2, mode=mode), x)
     if not planned.box:
         local = no_outputs(planned.box.shape, window, dtype)
     elif split:
-        local = _run_split(x, window, kind, windows, factors, planned).to(dtype)
+        local = _run_split(x, window, method, windows, factors, planned).to(dtype)
     else:
         local = local_interpolate(window, size, scale_factor, *options)
     # Resized to its own size, it is still a tensor of its own.
@@ -103,7 +103,7 @@ def _output_sizes(
     return tuple(out.shape[2:])
 
 
-class _Kind(NamedTuple):
+class _Method(NamedTuple):
     """How values are interpolated, whatever the sizes."""
 
     mode: str
@@ -122,22 +122,25 @@ class _Kind(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _resamplings(
-    kind: _Kind, extents: tuple[int, ...], sizes: tuple[int, ...], factors: tuple[float, ...] | None
+    method: _Method,
+    extents: tuple[int, ...],
+    sizes: tuple[int, ...],
+    factors: tuple[float, ...] | None,
 ) -> tuple[Resampling | None, ...]:
     """What outputs read along each spatial dim; None where they are the inputs."""
     return tuple(
-        None if n == m and factor in (None, 1.0) else _resampling(kind, n, m, factor)
-        for n, m, factor in zip(extents, sizes, factors or [None] * kind.num_dims, strict=True)
+        None if n == m and factor in (None, 1.0) else _resampling(method, n, m, factor)
+        for n, m, factor in zip(extents, sizes, factors or [None] * method.num_dims, strict=True)
     )
 
 
-def _resampling(kind: _Kind, extent: int, num: int, factor: float | None) -> Resampling:
-    neighbours = _NEIGHBOURS.get(kind.mode, (0, 0))
-    if kind.align_corners:
+def _resampling(method: _Method, extent: int, num: int, factor: float | None) -> Resampling:
+    neighbours = _NEIGHBOURS.get(method.mode, (0, 0))
+    if method.align_corners:
         step = (extent - 1) / (num - 1) if num > 1 else 0.0
         return Resampling(extent, num, step, 0.0, *neighbours, shifts=False)
     step = 1 / factor if factor else extent / num
-    centre = {"nearest": 0.0, "nearest-exact": step / 2}.get(kind.mode, step / 2 - 0.5)
+    centre = {"nearest": 0.0, "nearest-exact": step / 2}.get(method.mode, step / 2 - 0.5)
     power_of_two = math.frexp(step)[0] == 0.5
     return Resampling(extent, num, step, centre, *neighbours, shifts=power_of_two)
 
@@ -145,14 +148,14 @@ def _resampling(kind: _Kind, extent: int, num: int, factor: float | None) -> Res
 def _run_split(
     x: Slab,
     window: Tensor,
-    kind: _Kind,
+    method: _Method,
     windows: Sequence[Resampling | None],
     factors: Sequence[float] | None,
     planned: Windowed,
 ) -> Tensor:
     """Dims that torch would round in another way are done one by one; then it does the others."""
     sizes, factors = list(planned.box.shape[2:]), list(factors or ())
-    probes, left, crops = _probes(x, kind, planned.output), False, []
+    probes, left, crops = _probes(x, method, planned.output), False, []
     for dim, resampling in enumerate(windows):
         if resampling is None:
             continue
@@ -161,13 +164,15 @@ def _run_split(
         if split and resampling.shifts:
             sizes[dim] = int(reads.size / resampling.step)
             crops.append((dim + 2, own.start - int(reads.start / resampling.step), own.size))
-        if resampling.shifts or (kind.smooth and not split and resampling.extent != resampling.num):
+        if resampling.shifts or (
+            method.smooth and not split and resampling.extent != resampling.num
+        ):
             left = True
             continue
         probe = probes[dim]._replace(factor=factors[dim] if factors else None)
         window = _run_taps(window, probe, resampling, own, reads)
         factors[dim : dim + 1] = [1.0] if factors else []
-    out = kind.run(window, sizes, factors or None) if left else window
+    out = method.run(window, sizes, factors or None) if left else window
     for crop in crops:
         out = out.narrow(*crop)
     return out
@@ -176,7 +181,7 @@ def _run_split(
 class _Probe(NamedTuple):
     """One dim of an interpolation, with what torch looks at when it chooses how to round."""
 
-    kind: _Kind
+    method: _Method
     dim: int
     factor: float | None
     other_size: int
@@ -186,27 +191,27 @@ class _Probe(NamedTuple):
 
     def run(self, x: Tensor, size: int) -> Tensor:
         """``x``, of two dims, interpolated along the second."""
-        num_dims, dim = self.kind.num_dims, self.dim
+        num_dims, dim = self.method.num_dims, self.dim
         shape, sizes = [1] * num_dims, [1] * num_dims
         sizes[0 if dim else -1] = self.other_size
         factors = list(map(float, sizes))
         shape[dim], sizes[dim], factors[dim] = x.shape[1], size, self.factor or 1.0
         images = x.view(x.shape[0], 1, *shape).expand(-1, self.num_channels, *shape)
         images = images.contiguous(memory_format=self.memory_format)
-        out = self.kind.run(images, sizes, factors if self.factor else None)
+        out = self.method.run(images, sizes, factors if self.factor else None)
         return out.movedim(dim + 2, 1).flatten(2)[:, :, 0]
 
 
-def _probes(x: Slab, kind: _Kind, output: Layout) -> list[_Probe]:
+def _probes(x: Slab, method: _Method, output: Layout) -> list[_Probe]:
     """A probe for each dim, without its factor."""
     sizes, memory_format = output.shape[2:], memory_format_of(x.local)
     contiguous = memory_format is torch.contiguous_format
     num_channels = 1 if contiguous else min(4, x.shape[1])
     # If all sizes stay what they are torch may copy; beyond hundreds they make no difference.
-    alike, most = output.shape == x.layout.shape, 2 if kind.smooth else 300
+    alike, most = output.shape == x.layout.shape, 2 if method.smooth else 300
     others = [1 if alike else min(max(2, sum(sizes) - size), most) for size in sizes]
     return [
-        _Probe(kind, dim, None, other, num_channels, memory_format)
+        _Probe(method, dim, None, other, num_channels, memory_format)
         for dim, other in enumerate(others)
     ]
 

@@ -58,10 +58,10 @@ def autocast(x: Slab, weight: Tensor, bias: Tensor | None) -> tuple[Slab, Tensor
 
 def autocast_dtype(operand: Tensor) -> torch.dtype:
     """The dtype in which a convolution computes with ``operand``."""
-    kind = operand.device.type
+    device_type = operand.device.type
     casts = operand.is_floating_point() and operand.dtype != torch.float64
-    is_on = casts and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if is_on else operand.dtype
+    is_on = casts and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_on else operand.dtype
 
 
 def define_windowed(
