@@ -13,17 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn.modules import activation, batchnorm, conv, dropout, instancenorm, linear, pooling
+from torch.nn.modules import batchnorm, conv, dropout, instancenorm, pooling
 
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
-from hyperslab.nn.single_rank.mode import (
-    SingleRankMode,
-    conv_needs,
-    is_large,
-    is_large_or_fused,
-    may_wait,
-)
+from hyperslab.nn.single_rank.mode import SingleRankMode
+from hyperslab.nn.single_rank.served import conv_needs, is_large, is_large_or_fused, may_wait
 from hyperslab.torch_private import num_function_modes, pop_function_mode, push_function_mode
 
 Needs = Callable[[Any, Tensor], bool]
@@ -46,10 +41,6 @@ def _activated(layer: Any, x: Tensor) -> bool:
     return may_wait(x, inplace=layer.inplace)
 
 
-def _never(layer: Any, x: Tensor) -> bool:
-    return False
-
-
 def _in_training(layer: Any, x: Tensor) -> bool:
     return bool(layer.training)
 
@@ -68,10 +59,6 @@ LAYERS: dict[type[nn.Module], Needs] = {
     **dict.fromkeys(_classes(dropout, "Dropout"), _in_training),
     **dict.fromkeys((nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout), _in_training),
     **dict.fromkeys((nn.ReLU, nn.LeakyReLU), _activated),
-    **dict.fromkeys((linear.Linear, linear.Identity, nn.Flatten), _never),
-    **dict.fromkeys(
-        [getattr(activation, name) for name in ("ELU", "GELU", "SiLU", "Sigmoid", "Tanh")], _never
-    ),
 }
 """The layers that are known, with what tells whether the mode may serve them."""
 

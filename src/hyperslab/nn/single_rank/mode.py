@@ -8,13 +8,11 @@ functions are torch's own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -22,11 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
-from hyperslab.kernels import fused, tiles
-from hyperslab.kernels.torch_conv import avoids_any
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
+from hyperslab.nn.single_rank.served import SERVED, Needs, makes_plain
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
@@ -35,15 +32,6 @@ from hyperslab.torch_private import (
     tree_map,
     unpatched,
 )
-
-Needs = Callable[[Tensor, tuple[Any, ...], dict[str, Any]], bool]
-"""Whether a rule has something to offer for a function's input and all its arguments."""
-
-MAX_GROWTH = 1 << 5
-"""How many times larger than their input outputs are taken to be at most, for each filter."""
-
-MANY_CHANNELS = 32
-"""Convolutions from more channels to more filters have no fused kernels."""
 
 
 class SingleRankMode(TorchFunctionMode):
@@ -67,27 +55,33 @@ class SingleRankMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if waiting.calls:
             materialise(func, args)
+        kwargs = kwargs or {}
         needs = SERVED.get(func)
         if needs is None and func not in USERS and func not in IMPLEMENTED:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return self._serve(func, needs, args, kwargs or {})
+            return func(*args, **kwargs)
+        x = args[0] if args else kwargs.get("input")
+        is_torchs = needs is not None and type(x) is Tensor and not needs(x, args, kwargs)
+        if is_torchs and func not in USERS and func not in IMPLEMENTED:
+            return func(*args, **kwargs)
+        return self._serve(func, needs, x, args, kwargs)
 
     def _serve(
-        self, function: Function, needs: Needs | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Function,
+        needs: Needs | None,
+        x: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         if peek_interpreter_stack() is not None:
             return function(*args, **kwargs)
         if function in USERS:
             return self._by_users_rule(function, args, kwargs)
-        if needs is _makes_plain:
+        if needs is makes_plain:
             return self._note(function(*args, **kwargs), args)
-        x = args[0] if args else kwargs.get("input")
-        is_deferred = type(x) is DeferredTensor
         if not isinstance(x, Tensor) or isinstance(x, Parameter) or self._is_made(x):
             return function(*args, **kwargs)
-        if is_deferred or needs is None or needs(x, args, kwargs):
-            return self._by_rule(function, x, args, kwargs)
-        return function(*args, **kwargs)
+        return self._by_rule(function, x, args, kwargs)
 
     def _by_rule(
         self, function: Function, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -205,86 +199,3 @@ def _plain(leaf: Any) -> Any:
     if not isinstance(leaf, Slab):
         return leaf
     return defer_tensor(leaf) if isinstance(leaf, Deferred) and leaf.source else leaf.local
-
-
-def is_large(x: Tensor, *_: Any) -> bool:
-    """Whether ``x``, or what a window makes of it, may be too large for one call."""
-    return x.numel() * MAX_GROWTH > tiles.MAX_NUMEL
-
-
-def is_large_or_fused(x: Tensor, *_: Any) -> bool:
-    return is_large(x) or fused.pays(x)
-
-
-def may_wait(x: Tensor, *, inplace: bool) -> bool:
-    """Whether an activation of ``x`` is deferred: one in place is not."""
-    return not inplace and fused.pays(x)
-
-
-def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return may_wait(x, inplace=bool(kwargs.get("inplace")))
-
-
-def conv_needs(x: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution of ``x`` is not simply torch's own."""
-    shape = weight.shape
-    if len(shape) < 2 or 0 in shape or avoids_any():
-        return True
-    filters, channels, *_ = shape
-    if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
-        return True
-    return (filters <= MANY_CHANNELS or channels <= MANY_CHANNELS) and fused.pays(x)
-
-
-def _conv_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    weight = args[1] if len(args) > 1 else kwargs.get("weight")
-    return not isinstance(weight, Tensor) or conv_needs(x, weight)
-
-
-def _draws(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
-
-
-def _drops(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    is_training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-    return bool(is_training)
-
-
-def _makes_plain(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return False
-
-
-def _named(spaces: tuple[Any, ...], *names: str) -> list[Function]:
-    return [getattr(space, name) for space in spaces for name in names if hasattr(space, name)]
-
-
-def _per_dim(spaces: tuple[Any, ...], *names: str) -> list[Function]:
-    return _named(spaces, *(name.format(n) for name in names for n in (1, 2, 3)))
-
-
-_BOTH = (F, torch)
-SERVED: dict[Function, Needs] = {
-    **dict.fromkeys(_per_dim(_BOTH, "conv{}d", "conv_transpose{}d"), _conv_needs),
-    **dict.fromkeys(
-        _per_dim(_BOTH, "avg_pool{}d", "max_pool{}d", "max_pool{}d_with_indices", "lp_pool{}d"),
-        is_large_or_fused,
-    ),
-    **dict.fromkeys(_per_dim(_BOTH, "adaptive_avg_pool{}d", "adaptive_max_pool{}d"), is_large),
-    **dict.fromkeys(
-        _named(_BOTH, "batch_norm", "group_norm", "instance_norm", "layer_norm", "interpolate"),
-        is_large,
-    ),
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu, F.leaky_relu), _activation_needs),
-    **dict.fromkeys(
-        _named(_BOTH, "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"), _drops
-    ),
-    **dict.fromkeys(_named(_BOTH, "alpha_dropout", "feature_alpha_dropout"), _drops),
-    **dict.fromkeys((torch.rand_like, torch.randn_like, torch.bernoulli), _draws),
-    **dict.fromkeys(_named((Tensor,), "bernoulli_", "normal_", "uniform_", "exponential_"), _draws),
-    F.gumbel_softmax: _draws,
-    **dict.fromkeys(_named((torch,), "empty", "zeros", "ones", "full"), _makes_plain),
-    **dict.fromkeys(
-        _named((Tensor,), "new_empty", "new_zeros", "new_ones", "new_full"), _makes_plain
-    ),
-}
-"""The functions that rules may compute, each with what tells whether they are to."""
