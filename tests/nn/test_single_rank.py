@@ -437,3 +437,18 @@ def test_a_forward_of_the_users_own_for_a_layer_is_called():
     net.norm = nn.Identity()
     out = net(hs.shard(seeded(*X), mesh))
     assert torch.equal(out.local, F.relu(seeded(*X).repeat(1, 2, 1, 1)[:, :4]))
+
+
+def test_functions_of_slabs_outside_of_modules_are_torchs_own():
+    mesh, x = hs.init(device="cpu"), seeded(*X)
+    slab, plain = hs.shard(x, mesh), torch.zeros(X)
+    assert torch.equal((slab * 2 + x).local, x * 2 + x)
+    values, places = slab.max(1)
+    assert torch.equal(values.local, x.max(1).values)
+    assert torch.equal(places.local, x.max(1).indices)
+    assert type(slab.mean()) is Tensor
+    assert plain.add_(slab) is plain
+    assert torch.equal(plain, x)
+    doubled = slab.mul_(2)
+    assert doubled is slab
+    assert torch.equal(F.mse_loss(slab, hs.shard(x, mesh)), F.mse_loss(x, x))

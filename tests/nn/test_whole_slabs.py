@@ -56,7 +56,7 @@ def test_what_torch_refuses_is_refused_in_the_words_of_the_rule():
     x = hs.shard(seeded(*X), hs.init(device="cpu"))
     with pytest.raises(hs.LayoutError, match="do not fit an input of shape"):
         F.conv3d(x, seeded(3, 5, 3, 3, 3))
-    with pytest.warns(UserWarning, match="broadcasts them, which is seldom meant"):
+    with pytest.warns(UserWarning, match="different to the input size"):
         F.mse_loss(x, hs.shard(seeded(2, 4, 5, 6, 1), x.mesh))
 
 

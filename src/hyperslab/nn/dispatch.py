@@ -34,6 +34,9 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         op = OPS.get(function)
         if op is None or kwargs.get("out") is not None:
             return _run_whole(function, args, kwargs)
+        out = _SINGLE_RANK[0](op, args, kwargs)
+        if out is not NotImplemented:
+            return out
         try:
             return op.rule(*args, **op.keywords(kwargs)) if kwargs else op.rule(*args)
         except UnsupportedOp as refusal:
@@ -52,6 +55,18 @@ def _run_whole(
     from hyperslab.nn.ops.whole import run_whole  # which knows Slabs, and they know this file
 
     return run_whole(function, args, kwargs, refusal)
+
+
+_SINGLE_RANK: list[Callable[..., Any]] = []
+
+
+def on_single_rank(run: Rule) -> Rule:
+    """Makes the decorated function what, on one rank, computes an Op of some arguments.
+
+    It returns ``NotImplemented`` where the Op's rule is to do it.
+    """
+    _SINGLE_RANK[:] = [run]
+    return run
 
 
 _PREPARE: list[Callable[..., Any]] = []
