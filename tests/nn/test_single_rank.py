@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.kernels import tiles
-from hyperslab.nn.op import OPS, USERS
+from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Implementation, implement
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.testing import on_ranks, seeded as seeded64
 
@@ -301,6 +301,19 @@ def test_rules_of_the_users_are_used():
     for seed in range(2):
         x = seeded(*X, seed=seed)
         torch.testing.assert_close(net(hs.shard(x, mesh)).local, plain(x) + 7)
+
+
+def test_an_implementation_of_the_users_serves_layers_of_torchs_own():
+    before = OPS[F.conv2d]
+    _, net, mesh = pair()
+    net.norm = nn.Identity()
+    ones = Implementation("ones", lambda *_: True, lambda *_: torch.ones(2, 4, 6, 5))
+    implement(F.conv2d, ones)
+    try:
+        assert torch.equal(net(hs.shard(seeded(*X), mesh)).local, torch.ones(2, 4, 6, 5))
+    finally:
+        OPS[F.conv2d] = before
+        IMPLEMENTED.discard(F.conv2d)
 
 
 class Twice(torch.autograd.Function):

@@ -77,9 +77,10 @@ class KnownLayers:
     def outside_of_the_mode(self) -> Iterator[None]:
         """Within it, these layers leave the mode for as long as they run, if it cannot serve them.
 
-        Another thread that ends its pass meanwhile costs this one some time.
+        Another thread that ends its pass meanwhile costs this one some time. Where users have rules
+        or implementations of their own, all layers stay in the mode.
         """
-        for attributes, forward in self._forwards:
+        for attributes, forward in () if USERS or IMPLEMENTED else self._forwards:
             if "forward" not in attributes:
                 attributes["forward"] = forward
         try:
@@ -106,7 +107,6 @@ class _Forward:
         mode = pop_function_mode()
         try:
             is_served = type(mode) is not SingleRankMode or mode.is_paused
-            is_served = is_served or bool(USERS or IMPLEMENTED)  # whatever the layer calls
             if not is_served and isinstance(args[0], Tensor):
                 is_served = self._needs(self._layer, args[0])
                 if not is_served:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hyperslab.layout import Layout
 from hyperslab.nn.dispatch import on_single_rank
-from hyperslab.nn.op import Op
+from hyperslab.nn.op import IMPLEMENTED, Op
 from hyperslab.nn.single_rank.served import SERVED
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import tree_map
@@ -24,7 +24,7 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ``NotImplemented`` where a rule has something to offer, where the mesh has several ranks, or
     where torch refuses: a rule says in its own words why, or does what torch cannot.
     """
-    if op.family not in _FAMILIES:
+    if op.family not in _FAMILIES or op.function in IMPLEMENTED:
         return NotImplemented
     slabs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Slab)]
     if not slabs or any(type(slab) is not Slab or slab.mesh.backend is not None for slab in slabs):
@@ -44,7 +44,7 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_slabs(out: Any, slabs: list[Slab], args: tuple[Any, ...]) -> Any:
-    """``out`` with Slabs for its tensors, but not for numbers or what was plain and written into."""
+    """``out`` with Slabs for its tensors, not for numbers or what was plain and written into."""
     if out is NotImplemented:
         return out
 
