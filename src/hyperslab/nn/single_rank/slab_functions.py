@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from hyperslab.kernels import fused
 from hyperslab.layout import Layout
+from hyperslab.nn.deferred import ACTIVATIONS
 from hyperslab.nn.dispatch import on_single_rank
 from hyperslab.nn.op import IMPLEMENTED, Op
 from hyperslab.nn.single_rank.served import SERVED
@@ -31,11 +33,12 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     plain = tuple([arg.local if isinstance(arg, Slab) else arg for arg in args])
     named = {name: arg.local if isinstance(arg, Slab) else arg for name, arg in kwargs.items()}
+    x = plain[0] if plain else named.get("input")
     needs = SERVED.get(op.function)
-    if needs is not None:
-        x = plain[0] if plain else named.get("input")
-        if not isinstance(x, Tensor) or needs(x, plain, named):
-            return NotImplemented
+    if needs is not None and (not isinstance(x, Tensor) or needs(x, plain, named)):
+        return NotImplemented
+    if op.function in ACTIVATIONS and isinstance(x, Tensor) and fused.pays(x):  # also in place
+        return NotImplemented
     try:
         out = op.function(*plain, **named)
     except (RuntimeError, TypeError, ValueError):
