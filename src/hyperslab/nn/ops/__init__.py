@@ -24,10 +24,9 @@ from hyperslab.nn.ops.shape import (
     values as values,
 )
 from hyperslab.nn.ops.windows import (
-    act_pool as act_pool,
     adaptive_pool as adaptive_pool,
     conv as conv,
-    few_channels as few_channels,
+    fused as fused,
     grid_sample as grid_sample,
     interpolate as interpolate,
     pad as pad,

@@ -1,11 +1,15 @@
-"""Pools, and the activations that waited for them, in one pass over memory."""
+"""Rules of fused kernels: convolution, activation and pool in one pass over memory.
+
+Convolutions with few input channels wait for the activation and the pool after them, and pools take
+what waited for them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +17,9 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.dist_ops.halo_pool import PoolPlan, halo_pool, plan_pool
-from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels import act_pool, conv_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.kernels.conv import Settings, conv_few_channels
 from hyperslab.layout import (
     Box,
     Grid,
@@ -25,14 +30,65 @@ from hyperslab.layout import (
     plan_halo,
     plan_windows,
 )
-from hyperslab.nn.deferred import POOLS, Deferred, pooled, unactivated
+from hyperslab.nn.align import check_operands
+from hyperslab.nn.deferred import POOLS, Convolved, Deferred, defer_conv, pooled, unactivated
 from hyperslab.nn.op import Call, FusedRule, fuse
+from hyperslab.nn.ops.windows.conv import plan_conv
 from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, unpadded
-from hyperslab.nn.ops.windows.spatial import check_extents
+from hyperslab.nn.ops.windows.spatial import (
+    autocast_dtype,
+    check_extents,
+    check_spatial,
+    check_weights,
+)
 from hyperslab.nn.slab import Slab
 
 
-def _pays(call: Call) -> bool:
+def _conv_pays(call: Call) -> bool:
+    x = call.input
+    return type(x) is Slab and x.ndim == len(call.windows) + 2 and fused.pays(x.local)
+
+
+def _defer_conv(call: Call) -> Slab | None:
+    """The output, if a kernel can make it from what is here: an exchange is better hidden."""
+    function, (input, weight, bias) = call.op.function, call.operands
+    if type(weight) not in (Tensor, torch.nn.Parameter):
+        return None
+    dtype = autocast_dtype(weight)
+    stride, _, dilation, groups = call.options.values()
+    ones = (1,) * (input.ndim - 2)
+    if not Settings(stride, dilation, groups).padded(ones).is_fused(input.local, weight, dtype):
+        return None
+    x = check_spatial(function, check_operands(function, *call.operands), input.ndim - 2)
+    check_weights(function, x, weight, bias, (weight.shape[1], weight.shape[0]), 1)
+    windows = cast(tuple[Window, ...], call.windows)
+    plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+    check_extents(function, x, plan.output)
+    if not plan.exchange.idle or not plan.box:
+        return None
+    kernel, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    piece = fetch(x.local, plan.exchange, x.mesh)
+
+    def run(slope: float) -> Tensor:
+        return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
+
+    def run_pool(slope: float, pool: Pool) -> Tensor | None:
+        if not conv_pool.pays(piece, kernel, plan.padding):
+            return None
+        if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
+            return None
+        return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
+
+    operands = [t for t in (piece, kernel, shift) if t is not None]
+    if any(t.is_inference() for t in operands):  # nobody could tell whether they were written into
+        return x.with_local(run(1.0), plan.output)
+    return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
+
+
+fuse(FusedRule("few channels", _conv_pays, _defer_conv), F.conv2d, F.conv3d)
+
+
+def _pool_pays(call: Call) -> bool:
     x = call.input
     if not isinstance(x, Slab) or x.ndim != len(call.windows) + 2:
         return False
@@ -149,6 +205,6 @@ def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:
 
 _AVG_POOLS = (F.avg_pool2d, F.avg_pool3d)
 _MAX_POOLS = (F.max_pool2d, F.max_pool3d, torch.max_pool2d, torch.max_pool3d)
-fuse(FusedRule("activation and average", _pays, _fuse_average), *_AVG_POOLS)
-fuse(FusedRule("activation and maximum", _pays, _fuse_maximum), *_MAX_POOLS)
+fuse(FusedRule("activation and average", _pool_pays, _fuse_average), *_AVG_POOLS)
+fuse(FusedRule("activation and maximum", _pool_pays, _fuse_maximum), *_MAX_POOLS)
 POOLS.update(_AVG_POOLS, _MAX_POOLS)
