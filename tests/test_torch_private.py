@@ -27,6 +27,7 @@ PUBLIC_NAMES = {
     torch.overrides: "num_modes torch_function_stack",
     torch: "foreach_mul foreach_copy_ foreach_div_ is_any_autocast_enabled FakeTensorMode",
     torch.UntypedStorage: "use_count num_owners",
+    torch.distributed: "symmetric_memory",
     torch.cuda: "end_allocate_to_pool release_pool",
 }
 

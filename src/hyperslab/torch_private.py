@@ -15,6 +15,7 @@ from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack
 from torch._library.effects import EffectType as EffectType
 from torch._subclasses.fake_tensor import (
@@ -187,6 +188,20 @@ def offset_of_shard(tensor: DTensor) -> tuple[int, ...]:
 
     place = tensor.shape, tensor.device_mesh, tensor.placements
     return tuple(compute_local_shape_and_global_offset(*place)[1])
+
+
+def make_symmetric_memory(
+    nbytes: int, device: torch.device, group: dist.ProcessGroup
+) -> tuple[torch.Tensor, list[int], object]:
+    """Memory on ``device``, where that of each rank of ``group`` lies, and what keeps all of it.
+
+    Collective over ``group``. Symmetric memory has no public name.
+    """
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    memory = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
+    handle = symmetric_memory.rendezvous(memory, group.group_name)
+    return memory, list(handle.buffer_ptrs), handle
 
 
 def release_graph_pool(device_index: int, pool: Any) -> None:

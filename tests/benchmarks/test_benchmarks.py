@@ -16,6 +16,7 @@ SMALL = {
     ],
     "gpu_channels.py": ["--small"],
     "gpu_depth.py": ["--small"],
+    "gpu_exchange.py": ["--small"],
     "gpu_halo.py": ["--small"],
     "gpu_kernels.py": ["--small"],
     "gpu_step.py": ["--small"],

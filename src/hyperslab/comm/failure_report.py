@@ -35,8 +35,8 @@ class FailureReport(NamedTuple):
     """The error that it stopped with, if it stopped of itself."""
 
 
-def lost_contact(doing: str, mesh: Mesh, error: RuntimeError) -> CommError:
-    """The ``CommError`` to raise for ``error``, by which torch says that a peer is gone or late."""
+def lost_contact(doing: str, mesh: Mesh, error: RuntimeError | TimeoutError) -> CommError:
+    """The ``CommError`` to raise for ``error``, which says that a peer is gone or late."""
     why = str(error).partition("\n")[0] or type(error).__name__
     cause = explain_failure(mesh.rank, mesh.num_ranks, mesh.timeout.total_seconds())
     return CommError(f"rank {mesh.rank} lost contact while {doing}: {cause} ({why})")

@@ -11,10 +11,14 @@ from torch.autograd import Function
 
 from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.messages import Pending, plain_memory, post_messages
+from hyperslab.comm.messages import Posted, plain_memory, post_messages, post_on_device
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.layout import Assembly, Exchange
+from hyperslab.layout import Assembly, Exchange, Message
+from hyperslab.torch_private import is_traced
+
+_FETCHING = "fetching its part of a split tensor"
+_RETURNING = "returning the gradient of a split tensor"
 
 
 def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
@@ -66,8 +70,8 @@ class _Return(Function):
 def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
     """The gradient of this rank's piece, from those of what all ranks fetched."""
     grad = plain_memory(grad)
-    pieces = _pieces(grad, exchange.returned)
-    pending = post_return(pieces, exchange, grad.dtype, mesh)
+    sends, receives = exchange.receives, exchange.sends
+    pending = _post_boxes(grad, exchange.returned, sends, receives, mesh, _RETURNING)
     if exchange.keeps_all:
         home = grad[exchange.kept_to]
         home = home.clone() if exchange.sends else home
@@ -90,32 +94,43 @@ def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: floa
     return faces.assemble(x, received, exchange.assembled, fill=fill)[0]
 
 
-def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Pending:
+def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Posted:
     """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
     x = plain_memory(x)
-    return post_pieces(_pieces(x, exchange.sent), exchange, x.dtype, mesh)
+    return _post_boxes(x, exchange.sent, exchange.sends, exchange.receives, mesh, _FETCHING)
+
+
+def _post_boxes(
+    x: Tensor,
+    boxes: Assembly,
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    mesh: Mesh,
+    doing: str,
+) -> Posted:
+    """``post_messages`` of ``boxes`` of ``x``."""
+    if mesh.transport is None or is_traced() or not (sends or receives):
+        pieces = faces.pack(x, boxes) if x.is_cuda else [x[piece.of] for piece in boxes.pieces]
+        return post_messages(pieces, sends, receives, x.dtype, mesh, doing)
+    return post_on_device(
+        lambda transport, limit: transport.post_boxes(x, boxes, sends, receives, limit), mesh, doing
+    )
 
 
 def post_pieces(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
-) -> Pending:
+) -> Posted:
     """``post_fetch`` of a tensor of which only ``pieces``, which others want, need exist."""
-    doing = "fetching its part of a split tensor"
-    return post_messages(pieces, exchange.sends, exchange.receives, dtype, mesh, doing)
+    return post_messages(pieces, exchange.sends, exchange.receives, dtype, mesh, _FETCHING)
 
 
 def post_return(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
-) -> Pending:
+) -> Posted:
     """The adjoint of ``post_fetch``: sends gradients of received boxes home, without waiting."""
-    doing = "returning the gradient of a split tensor"
-    return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, doing)
+    return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, _RETURNING)
 
 
 def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:
     """Adds the gradients that came home to ``home``, the gradient of this rank's piece."""
     faces.add_(home, returned, exchange.sent)
-
-
-def _pieces(x: Tensor, boxes: Assembly) -> list[Tensor]:
-    return faces.pack(x, boxes) if x.is_cuda else [x[piece.of] for piece in boxes.pieces]

@@ -14,12 +14,14 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
+from hyperslab.comm.device_setup import forget_transports, open_transport
 from hyperslab.comm.failure_report import publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
 from hyperslab.comm.mesh import Mesh, forget_groups
@@ -28,6 +30,7 @@ from hyperslab.kernels.conv_check import describe, find_wrong
 from hyperslab.kernels.torch_conv import avoid
 from hyperslab.layout import AXES, Grid
 
+TRANSPORTS = ("auto", "device", "host")
 MOST_SECONDS = 10**7
 """Of patience; torch counts milliseconds."""
 ANSWER_SECONDS = 10.0
@@ -43,6 +46,7 @@ def init(
     width: int = 1,
     device: str | torch.device | None = None,
     timeout_seconds: float = 600.0,
+    transport: str = "auto",
 ) -> Mesh:
     """The mesh of all ranks with the given number of them along each axis.
 
@@ -50,6 +54,10 @@ def init(
     ``torch.distributed`` where torchrun, srun or mpirun started several processes; uses a process
     group that is already there; alone, needs none. May be called again for another mesh over the
     same ranks.
+
+    ``transport`` says how boxes such as halos travel: ``auto`` by NCCL or gloo, ``host`` by gloo
+    through host memory, ``device`` by kernels that write into the memory of other GPUs of the same
+    node, also where ranks share a GPU; the host then waits for nothing.
 
     A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
 
@@ -63,19 +71,21 @@ def init(
         raise ConfigError(
             f"timeout_seconds must be above 0 and at most {MOST_SECONDS}, got {timeout_seconds}"
         )
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"transport must be one of {', '.join(TRANSPORTS)}, got {transport!r}")
     timeout = timedelta(seconds=timeout_seconds)
     place = _device(device, launch)
     wrong = find_wrong(place)
     if num_ranks == 1:
         _avoid(wrong, place, tell=True)
         return Mesh(grid, 0, place, None, timeout)
-    backend = _backend(place, launch)
+    backend = "gloo" if transport == "host" else _backend(place, launch)
     if not dist.is_initialized():
         _join_ranks(launch, backend, timeout)
         atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
-    _meet(mesh, wrong)
-    return mesh
+    _meet(mesh, wrong, transport)
+    return replace(mesh, transport=open_transport(mesh)) if transport == "device" else mesh
 
 
 def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
@@ -135,20 +145,21 @@ def _leave(backend: str) -> None:
     if error := getattr(sys, "last_value", None):
         publish_report(dist.get_rank(), f"{type(error).__name__}: {error}")
     if backend == "gloo" or not error:
+        forget_transports()
         dist.destroy_process_group()
         forget_groups()
         gc.collect()  # joins gloo's threads while there is still an interpreter for them
 
 
-def _meet(mesh: Mesh, wrong: Sequence[str]) -> None:
+def _meet(mesh: Mesh, wrong: Sequence[str], transport: str) -> None:
     """Makes the group of all ranks and checks that they ask for the same mesh.
 
     NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
     Kernels that are ``wrong`` on one rank are used by none: all shall compute alike.
     """
-    told: list[tuple[tuple[int, ...], Sequence[str]]] = [((), ())] * mesh.num_ranks
+    told: list[tuple[tuple[int, ...], Sequence[str], str]] = [((), (), "")] * mesh.num_ranks
     try:
-        dist.all_gather_object(told, (mesh.grid.sizes, wrong), group=mesh.group)
+        dist.all_gather_object(told, (mesh.grid.sizes, wrong, transport), group=mesh.group)
         if mesh.backend != "gloo":
             dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
     except RuntimeError as error:
@@ -156,9 +167,14 @@ def _meet(mesh: Mesh, wrong: Sequence[str]) -> None:
             f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
             f"another rank died or raised an error ({_first_line(error)})"
         ) from error
-    sizes = [theirs for theirs, _ in told]
-    _avoid([name for _, names in told for name in names], mesh.device, tell=mesh.rank == 0)
-    for rank, theirs in enumerate(sizes):
+    sizes = [theirs for theirs, _, _ in told]
+    _avoid([name for _, names, _ in told for name in names], mesh.device, tell=mesh.rank == 0)
+    for rank, (theirs, _, other) in enumerate(told):
+        if other != told[0][2]:
+            raise CommError(
+                f"ranks ask for different transports: rank 0 for {told[0][2]!r}, rank {rank} for "
+                f"{other!r}"
+            )
         if theirs != sizes[0]:
             raise CommError(
                 f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "

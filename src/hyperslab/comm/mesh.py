@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.journal import journal
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid
@@ -58,6 +59,8 @@ class Mesh:
     timeout: timedelta
     batch_stats: str = "global"
     """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""
+    transport: DeviceTransport | None = field(default=None, repr=False)
+    """What carries boxes on the GPUs themselves, where that was asked for."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
 
     number: ClassVar[int]

@@ -1,4 +1,7 @@
-"""Boxes on their way between ranks, through host memory where these share a GPU."""
+"""Boxes on their way between ranks: by NCCL, by gloo, or on the GPU itself.
+
+By gloo they go through host memory.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hyperslab.comm.device_transport import DeviceTransport, Incoming
 from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.mesh import Mesh
@@ -110,6 +114,25 @@ class Pending:
         return self.received if self.staging is None else self.staging.arrived()
 
 
+@dataclass(frozen=True, slots=True)
+class PendingOnDevice:
+    """Messages that ranks write into each other's GPU memory: as ``Pending``."""
+
+    incoming: Incoming
+    mesh: Mesh
+    doing: str
+
+    def wait(self) -> list[Tensor]:
+        """The received boxes, for whatever is launched next."""
+        try:
+            return self.incoming.wait()
+        except TimeoutError as error:
+            raise lost_contact(self.doing, self.mesh, error) from error
+
+
+Posted = Pending | PendingOnDevice
+
+
 def post_messages(
     pieces: Sequence[Tensor],
     sends: Sequence[Message],
@@ -117,7 +140,7 @@ def post_messages(
     dtype: torch.dtype,
     mesh: Mesh,
     doing: str,
-) -> Pending:
+) -> Posted:
     """Sends ``pieces[i]`` as ``sends[i]`` says and asks for ``receives``, without waiting.
 
     ``doing`` says what the messages are for, should a peer be lost. A small halo costs about as
@@ -133,6 +156,12 @@ def post_messages(
             specs,
         )
         return Pending([], [], received, mesh, doing)
+    if mesh.transport is not None:
+        return post_on_device(
+            lambda transport, limit: transport.post_pieces(pieces, sends, receives, dtype, limit),
+            mesh,
+            doing,
+        )
     if mesh.stages_through_host:
         return _post_staged(pieces, sends, receives, dtype, mesh, doing)
     sent = [piece.contiguous() for piece in pieces]
@@ -147,6 +176,18 @@ def post_messages(
     except RuntimeError as error:
         raise lost_contact(doing, mesh, error) from error
     return Pending(works, sent, received, mesh, doing)
+
+
+def post_on_device(
+    post: Callable[[DeviceTransport, int], Incoming], mesh: Mesh, doing: str
+) -> PendingOnDevice:
+    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them."""
+    assert mesh.transport is not None
+    try:
+        incoming = post(mesh.transport, int(mesh.timeout.total_seconds() * 1e9))
+    except TimeoutError as error:
+        raise lost_contact(doing, mesh, error) from error
+    return PendingOnDevice(incoming, mesh, doing)
 
 
 def _post_staged(

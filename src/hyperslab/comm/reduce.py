@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -13,10 +15,15 @@ from torch.autograd import Function
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.torch_private import is_traced
+from hyperslab.comm.messages import post_on_device
+from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
+from hyperslab.torch_private import foreach_copy_, is_traced
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
+ONE_STEP_NBYTES = 1 << 20
+"""What a rank sends to all others together, at most, where the device transport sums."""
+_REDUCING = "summing over ranks"
 
 
 def reduce_sum(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -50,10 +57,32 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     if is_traced():
         spec = TensorSpec(x.shape, x.dtype, x.device)
         return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]
+    if x.is_floating_point() and _is_on_device(x, mesh):
+        return _sum_on_device_(x, mesh, axes)
     total = x.to(_WIDER.get(x.dtype, x.dtype))
     with contact(f"summing over {'/'.join(axes)}", mesh):
         dist.all_reduce(total, group=mesh.group_over(axes))
     return x if total is x else x.copy_(total)
+
+
+class PendingSum:
+    """A sum over all ranks of the process group, in place of a contiguous tensor.
+
+    Collective over all ranks. By the device transport it is made as late as in ``wait``: ranks need
+    not agree on what else they send between the two.
+    """
+
+    def __init__(self, x: Tensor, mesh: Mesh) -> None:
+        self._x, self._mesh, self._work = x, mesh, None
+        if not (x.is_floating_point() and _is_on_device(x, mesh)):
+            self._work = dist.all_reduce(x, async_op=True)
+
+    def wait(self) -> None:
+        """Has whatever is launched next find the sum."""
+        if self._work is not None:
+            self._work.wait()
+        else:
+            _sum_on_device_(self._x, self._mesh, AXES)
 
 
 def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -85,8 +114,88 @@ def _stacked(x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
     if is_traced():
         spec = TensorSpec((group.size(), *x.shape), x.dtype, x.device)
         return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [spec])[0]
+    if _is_on_device(x, mesh):
+        return torch.stack(_from_all(x.contiguous(), _ranks(mesh, axes), mesh))
     with contact(f"gathering over {'/'.join(axes)}", mesh):
         mine = x.to(_WIDER.get(x.dtype, x.dtype)).contiguous()
         out = mine.new_empty((group.size(), *x.shape))
         dist.all_gather(list(out), mine, group=group)
     return out.to(x.dtype)
+
+
+def _is_on_device(x: Tensor, mesh: Mesh) -> bool:
+    """Whether ``x`` is where the device transport finds it."""
+    return mesh.transport is not None and x.device == mesh.device and x.numel() > 0
+
+
+def _sum_on_device_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
+    """Sums the contiguous ``x`` in place: equal on all ranks, bit by bit."""
+    ranks = _ranks(mesh, axes)
+    if x.nbytes * (len(ranks) - 1) <= ONE_STEP_NBYTES:
+        return x.copy_(torch.stack(_from_all(x, ranks, mesh)).sum(0))
+    # Each rank sums a part and sends the sum to all.
+    parts = list(x.view(-1).tensor_split(len(ranks)))
+    place = ranks.index(mesh.rank)
+    others = [part for i, part in enumerate(parts) if i != place]
+    messages, mine = _flat_messages([part.numel() for part in parts], ranks, mesh.rank)
+    received = _post(others, messages, mine, x.dtype, mesh)
+    total = torch.stack([*received[:place], parts[place], *received[place:]]).sum(0)
+    sums = _post([total] * len(others), mine, messages, x.dtype, mesh)
+    foreach_copy_(others, sums)
+    parts[place].copy_(total)
+    return x
+
+
+def _from_all(x: Tensor, ranks: tuple[int, ...], mesh: Mesh) -> list[Tensor]:
+    """The contiguous ``x`` of each of ``ranks``."""
+    messages, boxes = _to_all(tuple(x.shape), ranks, mesh.rank)
+    received = post_on_device(
+        lambda transport, limit: transport.post_boxes(x, boxes, messages, messages, limit),
+        mesh,
+        _REDUCING,
+    ).wait()
+    place = ranks.index(mesh.rank)
+    return [*received[:place], x, *received[place:]]
+
+
+def _post(
+    pieces: list[Tensor],
+    sends: list[Message],
+    receives: list[Message],
+    dtype: torch.dtype,
+    mesh: Mesh,
+) -> list[Tensor]:
+    return post_on_device(
+        lambda transport, limit: transport.post_pieces(pieces, sends, receives, dtype, limit),
+        mesh,
+        _REDUCING,
+    ).wait()
+
+
+def _ranks(mesh: Mesh, axes: Collection[str]) -> tuple[int, ...]:
+    return tuple(dist.get_process_group_ranks(mesh.group_over(axes)))
+
+
+@lru_cache(maxsize=4096)
+def _to_all(
+    shape: tuple[int, ...], ranks: tuple[int, ...], rank: int
+) -> tuple[list[Message], Assembly]:
+    """What ``rank`` sends to each other one of ``ranks``, and gets from it."""
+    messages = [_message(peer, shape) for peer in ranks if peer != rank]
+    where = messages[0].where
+    return messages, cut_out((where,) * len(messages), (shape,) * len(messages))
+
+
+def _flat_messages(
+    sizes: Sequence[int], ranks: tuple[int, ...], rank: int
+) -> tuple[list[Message], list[Message]]:
+    """Those with each other rank's part, to it, and those with the part of ``rank``, from each."""
+    mine = sizes[ranks.index(rank)]
+    pairs = [(peer, size) for peer, size in zip(ranks, sizes, strict=True) if peer != rank]
+    theirs = [_message(peer, (size,)) for peer, size in pairs]
+    return theirs, [_message(peer, (mine,)) for peer, _ in pairs]
+
+
+def _message(peer: int, shape: tuple[int, ...]) -> Message:
+    whole = Box.whole(shape)
+    return Message(peer, whole, whole.slices_in(whole), crc32(repr(shape).encode()) >> 8)

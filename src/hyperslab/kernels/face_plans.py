@@ -6,7 +6,7 @@ No box is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise, product
 from operator import mul
@@ -112,6 +112,16 @@ def _piece_tasks(assembly: Assembly, room: Room, received: Room, own: Part) -> I
         yield Task.of(origin, target.at(piece.to), [source.at(piece.of)], dims)
 
 
+def box_tasks(boxes: Assembly, strides: Strides, starts: Iterable[int]) -> Iterator[Task]:
+    """``boxes`` of a tensor with ``strides``, each contiguous from one of ``starts`` on."""
+    own = Part((), strides, 0)
+    for piece, start in zip(boxes.pieces, starts, strict=True):
+        shape = _sizes(piece.of)
+        steps = ((step,) for step in strides)
+        dims = map(Dim, shape, _contiguous(shape), steps)
+        yield Task.of(face_tasks.OWN, start, [own.at(piece.of)], dims)
+
+
 def _fill_tasks(assembly: Assembly, room: Room) -> Iterator[Task]:
     """As if what is filled came from a place like its own."""
     for number, box in assembly.outside:
@@ -205,7 +215,7 @@ def _numel(box: Sequence[slice]) -> int:
 
 
 def _contiguous(shape: Shape) -> Strides:
-    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1]
+    return tuple(accumulate(reversed(shape[1:]), mul, initial=1))[::-1][: len(shape)]
 
 
 def _channels_last(shape: Shape) -> Strides:

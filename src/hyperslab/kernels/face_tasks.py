@@ -93,6 +93,32 @@ class Task(NamedTuple):
         return numbers + [-1] * ((num_sources - num) * (3 + num_rest))
 
 
+class Tables(NamedTuple):
+    """Tasks as the kernel reads them, on its device."""
+
+    rows: Tensor
+    owners: Tensor
+    """The task of every tile."""
+    num_rest: int
+    num_sources: int
+
+
+def task_tables(tasks: Sequence[Task], device: torch.device, fill: int = 0) -> Tables:
+    """``tasks``, with ``fill`` where nothing is moved."""
+    num_rest = max(len(task.rest) for task in tasks)
+    num_sources = max(len(task.source_starts) for task in tasks)
+    programs = [task.num_programs for task in tasks]
+    firsts = accumulate(programs, initial=0)
+    rows = [
+        task.row(first, num_rest, num_sources, fill)
+        for task, first in zip(tasks, firsts, strict=False)
+    ]
+    owners = torch.arange(len(tasks), dtype=torch.int32)
+    owners = owners.repeat_interleave(torch.tensor(programs))
+    found = torch.tensor(rows, dtype=torch.int64)
+    return Tables(found.to(device), owners.to(device), num_rest, num_sources)
+
+
 class Moves:
     """Tasks, ready to be run by one kernel."""
 
@@ -102,21 +128,12 @@ class Moves:
         """Numbers of ``unit`` bytes are moved, or items added where it is None."""
         from hyperslab.kernels.gpu.faces import UNITS, move_boxes
 
-        num_rest = max(len(task.rest) for task in tasks)
-        num_sources = max(len(task.source_starts) for task in tasks)
-        programs = [task.num_programs for task in tasks]
-        firsts = accumulate(programs, initial=0)
-        rows = [
-            task.row(first, num_rest, num_sources, fill)
-            for task, first in zip(tasks, firsts, strict=False)
-        ]
-        owners = torch.arange(len(tasks), dtype=torch.int32)
-        owners = owners.repeat_interleave(torch.tensor(programs))
+        tables = task_tables(tasks, device, fill)
         self.unit = unit
-        self.tables = torch.tensor(rows, dtype=torch.int64).to(device), owners.to(device)
-        sizes = {"num_rest": num_rest, "num_sources": num_sources, "block": BLOCK}
+        self.tables = tables.rows, tables.owners
+        sizes = {"num_rest": tables.num_rest, "num_sources": tables.num_sources, "block": BLOCK}
         self.launch = Launch(
-            move_boxes, (len(owners),), device, (), {"unit": unit and UNITS[unit], **sizes}
+            move_boxes, (len(tables.owners),), device, (), {"unit": unit and UNITS[unit], **sizes}
         )
 
     def __call__(self, target: Tensor, own: Tensor, received: Tensor) -> None:

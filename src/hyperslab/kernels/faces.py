@@ -125,6 +125,13 @@ def _in_one(pieces: Sequence[Tensor], room: Room, like: Tensor) -> Tensor:
     return copies[0]
 
 
+def in_one(pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The first of ``pieces``, or of copies, which lie as ``room_for`` would have them."""
+    room = plan_room(tuple(tuple(piece.shape) for piece in pieces), dtype.itemsize)
+    first = pieces[0]
+    return _in_one(pieces, room, first if first.dtype == dtype else first.new_empty(0, dtype=dtype))
+
+
 def _lie_in(room: Room, pieces: Sequence[Tensor]) -> bool:
     first, start = pieces[0], pieces[0].data_ptr()
     return start % ALIGNMENT == 0 and all(

@@ -29,7 +29,7 @@ class Place:
 
     def mesh(self) -> hs.Mesh:
         """The mesh, on CPUs. Collective over all ranks."""
-        return hs.init(**self.axes, device="cpu", timeout_seconds=100)
+        return hs.init(**self.axes, device="cpu", timeout_seconds=100, transport="auto")
 
     def cuts_of(self, num_dims: int) -> dict[str, Sequence[int]]:
         """The cuts along the axes that cut a tensor of ``num_dims`` dims."""

@@ -88,7 +88,7 @@ def check_network(seed: int, device: str, compiled: bool = False) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
-    mesh = hs.init(**place.axes, device=device, timeout_seconds=100)
+    mesh = hs.init(**place.axes, device=device, timeout_seconds=100, transport="auto")
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
     loss = loss_of(plain(x))

@@ -35,6 +35,8 @@ def _ranks(config: Config, mesh: Mesh) -> str:
 
 
 def _messages(mesh: Mesh) -> str:
+    if mesh.transport is not None:
+        return "kernels that write into the memory of other GPUs"
     if mesh.stages_through_host:
         return "gloo through host memory, for ranks share a GPU"
     return "gloo" if mesh.backend == "gloo" else "NCCL"

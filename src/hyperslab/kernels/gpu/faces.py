@@ -14,10 +14,25 @@ def move_boxes(
     target, own, received, tasks, owners,
     unit: tl.constexpr, num_rest: tl.constexpr, num_sources: tl.constexpr, block: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Moves one tile of task ``owners[program]``. All but the tile's dims is decoded only once."""
+    """Moves one tile of task ``owners[program]``."""
+    move_tile(
+        tl.program_id(0), target, own, received, tasks, owners, 0,
+        unit, num_rest, num_sources, block,
+    )  # fmt: skip
+
+
+@triton.jit
+def move_tile(
+    tile, target, own, received, tasks, owners, extra_bits,
+    unit: tl.constexpr, num_rest: tl.constexpr, num_sources: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """Moves tile number ``tile``. All but its dims is decoded only once.
+
+    ``extra_bits`` are set in all that is moved: -1 makes every floating-point number a NaN.
+    """
     width: tl.constexpr = 9 + 2 * num_rest + num_sources * (3 + num_rest)
-    task = tasks + tl.load(owners + tl.program_id(0)).to(tl.int64) * width
-    number = tl.program_id(0) - tl.load(task).to(tl.int32)
+    task = tasks + tl.load(owners + tile).to(tl.int64) * width
+    number = tile - tl.load(task).to(tl.int32)
     num_a, num_b = tl.load(task + 2).to(tl.int32), tl.load(task + 3).to(tl.int32)
     log = tl.load(task + 4).to(tl.int32)
     tile_a, tile_b = block >> log, 1 << log
@@ -59,6 +74,7 @@ def move_boxes(
             # One of the three is there, and the others are zero.
             bits = tl.load(mine, mask=inside & (origin == 1), other=0)
             bits |= tl.load(theirs, mask=inside & (origin == 2), other=0)
-            tl.store(target.to(pointer, bitcast=True) + here, bits | fill.to(unit), mask=inside)
+            bits |= (fill | extra_bits).to(unit)
+            tl.store(target.to(pointer, bitcast=True) + here, bits, mask=inside)
     if unit is None:
         tl.store(target + here, total, mask=inside)

@@ -11,7 +11,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
@@ -19,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import PendingSum
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
@@ -283,12 +283,12 @@ class _Message:
         self._mean = torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks
         self._sent = [(grad, grad._version) for grad in grads]
         with contact("averaging gradients", mesh):
-            self._work: Any = dist.all_reduce(self._mean, async_op=True)
+            self._sum = PendingSum(self._mean, mesh)
 
     @torch.no_grad()
     def receive(self) -> None:
         with contact("averaging gradients", self._mesh):
-            self._work.wait()
+            self._sum.wait()
         means = self._mean.split([grad.numel() for grad, _ in self._sent])
         for leaf, (grad, version), mean in zip(self._leaves, self._sent, means, strict=True):
             if leaf.grad is not grad or grad._version != version:

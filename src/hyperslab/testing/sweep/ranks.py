@@ -75,7 +75,9 @@ def journal_of(folder: Path, rank: int) -> Path:
 
 @cache
 def _mesh() -> hs.Mesh:
-    return hs.init(sample=1, **{AXIS: 2}, device="cpu", timeout_seconds=TIMEOUT_SECONDS)
+    return hs.init(
+        sample=1, **{AXIS: 2}, device="cpu", timeout_seconds=TIMEOUT_SECONDS, transport="auto"
+    )
 
 
 def _sweep_operator(
