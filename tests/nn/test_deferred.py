@@ -413,3 +413,20 @@ def test_double_backward_through_a_deferred_tensor():
             (first,) = torch.autograd.grad(out, each.first, create_graph=True)
             grads.append(torch.autograd.grad(first.square().sum(), each.first)[0])
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.gpu
+def test_a_deferred_tensor_is_ready_for_whoever_uses_it_on_another_stream():
+    class Side(nn.Module):
+        def forward(self, x):
+            y = F.relu(x * 2)
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                z = y + 1
+            here.wait_stream(side)
+            return z + y
+
+    x, mesh = torch.randn(8, 16, 64, 64, 32, device="cuda"), hs.init(device="cuda")
+    out = hs.parallelize(Side(), mesh)(hs.shard(x, mesh)).local
+    torch.testing.assert_close(out, 2 * F.relu(x * 2) + 1)

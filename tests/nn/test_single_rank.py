@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.kernels import tiles
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Implementation, implement
+from hyperslab.nn.single_rank.layers import _needs_of
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.testing import on_ranks, seeded as seeded64
 
@@ -442,6 +443,27 @@ def test_known_layers_leave_the_mode_and_have_their_own_forward_back_after_the_p
         net(hs.shard(seeded(*X), mesh))
     assert seen == [None]
     assert all("forward" not in part.__dict__ for part in net.modules())
+
+
+class Simple(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 4, 3)
+
+    @staticmethod
+    def stride_of():
+        return 1
+
+
+class Noisy(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(F.dropout(x, 0.5), weight, bias)
+
+
+def test_layers_made_otherwise_are_known_and_those_that_compute_otherwise_are_not():
+    assert _needs_of(Simple) is _needs_of(nn.Conv2d) is not None
+    assert _needs_of(Noisy) is None
+    assert _needs_of(type(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))) is None
+    assert _needs_of(nn.Sequential) is None
 
 
 def test_a_forward_of_the_users_own_for_a_layer_is_called():

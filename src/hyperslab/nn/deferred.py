@@ -9,7 +9,8 @@ change their results. What waits is a Slab; where a module runs on plain tensors
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -153,6 +154,8 @@ class Deferred(Slab):
     slope: float = 1.0
     grad_mode: bool = True
     """Whether autograd watched the function that is to be computed."""
+    stream: torch.cuda.Stream | None = None
+    """Where its operands are ready, on a GPU."""
     tensor: weakref.ref[DeferredTensor] | None = None
     """The plain tensor that stands for it, if one does."""
 
@@ -160,7 +163,7 @@ class Deferred(Slab):
     def local(self) -> Tensor:
         """This rank's piece, computed now if it is not there yet."""
         if self.source is not None:
-            with torch.set_grad_enabled(self.grad_mode):
+            with torch.set_grad_enabled(self.grad_mode), _on_stream(self.stream):
                 piece = self.source.activated(self.slope)
             self.__dict__.update(local=piece, source=None)
             object.__setattr__(self, "__class__", Slab)  # from now on as good as any
@@ -180,7 +183,7 @@ class Deferred(Slab):
             tensor.materialise()
 
     def can_wait_for(self, function: Callable[..., Any]) -> bool:
-        if torch.is_grad_enabled() != self.grad_mode:
+        if torch.is_grad_enabled() != self.grad_mode or _stream(self.mesh.device) != self.stream:
             return False
         is_plain = self.slope == 1 and isinstance(self.source, Convolved)
         return function in POOLS or (is_plain and function in ACTIVATIONS)
@@ -211,7 +214,7 @@ def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
 
 
 def _wait(x: Any) -> Slab:
-    x.__dict__["grad_mode"] = torch.is_grad_enabled()
+    x.__dict__.update(grad_mode=torch.is_grad_enabled(), stream=_stream(x.mesh.device))
     found = weakref.ref(x)
 
     def wait(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
@@ -229,6 +232,22 @@ def _wait(x: Any) -> Slab:
 
     dispatch.before_next(wait)
     return x  # type: ignore[no-any-return]
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+@contextmanager
+def _on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Within it, work is given to ``stream``; after it, the current stream waits for that work."""
+    now = None if stream is None else torch.cuda.current_stream(stream.device)
+    if now is None or now == stream:
+        yield
+        return
+    with torch.cuda.stream(stream):
+        yield
+    now.wait_stream(stream)  # type: ignore[arg-type]
 
 
 def unactivated(x: Slab) -> tuple[Tensor, float]:
@@ -303,7 +322,7 @@ class DeferredTensor(Tensor):
         """The elements, outside of any graph."""
         if self.elements is None:
             source, slab = self.slab.source, self.slab
-            with torch.no_grad():
+            with torch.no_grad(), _on_stream(slab.stream):
                 found = slab.local if source is None else source.compute(slab.slope)
             self.elements = found.detach()
         return self.elements

@@ -63,6 +63,23 @@ LAYERS: dict[type[nn.Module], Needs] = {
 """The layers that are known, with what tells whether the mode may serve them."""
 
 
+_OF_EVERY_CLASS = {
+    *("__init__", "__module__", "__doc__", "__annotations__", "__dict__", "__weakref__"),
+    *("__firstlineno__", "__static_attributes__"),
+}
+
+
+def _needs_of(cls: type[nn.Module]) -> Needs | None:
+    """That of a known layer, or of a class which adds nothing to one but how it is made."""
+    for base in cls.__mro__:
+        if base in LAYERS:
+            return LAYERS[base]
+        added = {name for name, value in vars(base).items() if not isinstance(value, staticmethod)}
+        if not added <= _OF_EVERY_CLASS:
+            return None
+    return None
+
+
 class KnownLayers:
     """Those of ``module``."""
 
@@ -70,7 +87,7 @@ class KnownLayers:
         self._forwards = [
             (part.__dict__, _Forward(part, needs))
             for part in module.modules()
-            if (needs := LAYERS.get(type(part))) is not None and "forward" not in part.__dict__
+            if (needs := _needs_of(type(part))) is not None and "forward" not in part.__dict__
         ]
 
     @contextmanager
