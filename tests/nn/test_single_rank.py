@@ -16,6 +16,7 @@ from hyperslab.kernels import tiles
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Implementation, implement
 from hyperslab.nn.single_rank.layers import _needs_of
 from hyperslab.nn.single_rank.mode import active_mode
+from hyperslab.nn.single_rank.served import conv_transpose_needs
 from hyperslab.testing import on_ranks, seeded as seeded64
 
 X = (2, 3, 6, 5)
@@ -487,3 +488,10 @@ def test_functions_of_slabs_outside_of_modules_are_torchs_own():
     doubled = slab.mul_(2)
     assert doubled is slab
     assert torch.equal(F.mse_loss(slab, hs.shard(x, mesh)), F.mse_loss(x, x))
+
+
+@pytest.mark.parametrize(("shape", "due"), [((1, 2, 2, 2, 2), False), ((8, 64, 32, 32, 32), True)])
+def test_a_transposed_convolution_that_may_grow_too_large_is_left_to_its_rule(shape, due):
+    x = torch.empty(shape, device="meta")
+    weight = torch.empty(shape[1], 64, 4, 4, 4, device="meta")
+    assert conv_transpose_needs(x, weight) is due

@@ -18,7 +18,13 @@ from torch.nn.modules import batchnorm, conv, dropout, instancenorm, pooling
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
 from hyperslab.nn.single_rank.mode import SingleRankMode
-from hyperslab.nn.single_rank.served import conv_needs, is_large, is_large_or_fused, may_wait
+from hyperslab.nn.single_rank.served import (
+    conv_needs,
+    conv_transpose_needs,
+    is_large,
+    is_large_or_fused,
+    may_wait,
+)
 from hyperslab.torch_private import num_function_modes, pop_function_mode, push_function_mode
 
 Needs = Callable[[Any, Tensor], bool]
@@ -34,7 +40,12 @@ def _large_or_fused(layer: Any, x: Tensor) -> bool:
 
 
 def _convolved(layer: Any, x: Tensor) -> bool:
-    return conv_needs(x, layer.weight)
+    weight = layer._parameters["weight"]  # in a third of the time that layer.weight takes
+    return weight is None or conv_needs(x, weight)
+
+
+def _convolved_transposed(layer: Any, x: Tensor) -> bool:
+    return conv_transpose_needs(x, layer.weight)
 
 
 def _activated(layer: Any, x: Tensor) -> bool:
@@ -50,7 +61,8 @@ def _classes(module: Any, *names: str) -> list[type[nn.Module]]:
 
 
 LAYERS: dict[type[nn.Module], Needs] = {
-    **dict.fromkeys(_classes(conv, "Conv", "ConvTranspose"), _convolved),
+    **dict.fromkeys(_classes(conv, "Conv"), _convolved),
+    **dict.fromkeys(_classes(conv, "ConvTranspose"), _convolved_transposed),
     **dict.fromkeys(_classes(batchnorm, "BatchNorm"), _large),
     **dict.fromkeys(_classes(instancenorm, "InstanceNorm"), _large),
     **dict.fromkeys((nn.GroupNorm, nn.LayerNorm), _large),

@@ -43,18 +43,31 @@ def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def conv_needs(x: Tensor, weight: Tensor) -> bool:
     """Whether a convolution of ``x`` is not simply torch's own."""
-    shape = weight.shape
-    if len(shape) < 2 or 0 in shape or avoids_any():
+    if weight.dim() < 2 or avoids_any():
         return True
-    filters, channels, *_ = shape
-    if x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
+    filters, channels = weight.size(0), weight.size(1)
+    if not channels or x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
         return True
     return (filters <= MANY_CHANNELS or channels <= MANY_CHANNELS) and fused.pays(x)
+
+
+def conv_transpose_needs(x: Tensor, weight: Tensor) -> bool:
+    """As ``conv_needs``; its strides make it larger, and there are few of them in a network."""
+    return (
+        weight.dim() < 2
+        or avoids_any()
+        or (x.numel() * weight.size(1) * MAX_GROWTH**2 > tiles.MAX_NUMEL)
+    )
 
 
 def _conv_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     weight = args[1] if len(args) > 1 else kwargs.get("weight")
     return not isinstance(weight, Tensor) or conv_needs(x, weight)
+
+
+def _conv_transpose_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    weight = args[1] if len(args) > 1 else kwargs.get("weight")
+    return not isinstance(weight, Tensor) or conv_transpose_needs(x, weight)
 
 
 def _draws(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -81,7 +94,8 @@ def _per_dim(spaces: tuple[Any, ...], *names: str) -> list[Function]:
 
 _BOTH = (F, torch)
 SERVED: dict[Function, Needs] = {
-    **dict.fromkeys(_per_dim(_BOTH, "conv{}d", "conv_transpose{}d"), _conv_needs),
+    **dict.fromkeys(_per_dim(_BOTH, "conv{}d"), _conv_needs),
+    **dict.fromkeys(_per_dim(_BOTH, "conv_transpose{}d"), _conv_transpose_needs),
     **dict.fromkeys(
         _per_dim(_BOTH, "avg_pool{}d", "max_pool{}d", "max_pool{}d_with_indices", "lp_pool{}d"),
         is_large_or_fused,
