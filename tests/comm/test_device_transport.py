@@ -10,6 +10,7 @@ import random
 import sys
 import tempfile
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,14 @@ from hyperslab.comm.fetch import fetch, post_fetch
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
-
-pytest.importorskip("triton")
+from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 ON_GPU = torch.cuda.is_available()
-pytestmark = pytest.mark.gpu if ON_GPU else []
+# Triton itself is loaded by the ranks: who loads it here decides how kernels run in other tests.
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="no Triton"),
+    *([pytest.mark.gpu] if ON_GPU else []),
+]
 SLOT = 4096
 DTYPES = [torch.bool, torch.int16, torch.bfloat16, torch.float32, torch.complex64, torch.complex128]
 MESHES = [{"width": 2}, {"height": 3}, {"depth": 2, "width": 2}]
@@ -57,31 +61,13 @@ def meet(axes, timeout_seconds=100.0):
         torch.cuda.synchronize()
         dist.barrier(group=mesh.group)
         return dataclasses.replace(mesh, transport=short)
-    use_interpreter()
+    use_triton_interpreter()
     mesh = hs.init(**axes, device="cpu")
     memory = memory_of_the_host(mesh, shared_nbytes(mesh.num_ranks, SLOT))
     timeout = timedelta(seconds=timeout_seconds)
     return dataclasses.replace(
         mesh, transport=DeviceTransport(memory, mesh.rank, SLOT), timeout=timeout
     )
-
-
-def use_interpreter():
-    os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-    patch_tensor = interpreter._patch_lang_tensor
-    if patch_tensor.__name__ == "patch_index":
-        return
-
-    def patch_index(tensor, scope):
-        """Bounds of loops are arrays of one number, of which NumPy 2.4 makes no integer."""
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    interpreter._patch_lang_tensor = patch_index
 
 
 def memory_of_the_host(mesh, nbytes):
