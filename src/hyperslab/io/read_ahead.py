@@ -55,9 +55,26 @@ class RangeReader:
         """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
         if len(rows) > 1 and self._fill_at_once(rows, offset, step):
             return
-        for row in rows:
-            self._fill(row.data, offset)
-            offset += step
+        done = self._fill_from_memory(rows, offset, step) if len(rows) > 1 else 0
+        for number, row in enumerate(rows[done:], done):
+            self._fill(row.data, offset + number * step)
+
+    def _fill_from_memory(self, rows: Bytes, offset: int, step: int) -> int:
+        """Fills the first of ``rows``, as long as they are in memory; how many those are.
+
+        A loop of little else than the calls themselves, of which a box may need thousands.
+        """
+        if self._coming is not None or not hasattr(os, "RWF_NOWAIT"):
+            return 0
+        done, nbytes, fd, flags = 0, rows.shape[1], self._fd, os.RWF_NOWAIT
+        with suppress(OSError):  # not in memory, or a file system that cannot tell
+            for row in rows:
+                if os.preadv(fd, (row,), offset, flags) != nbytes:
+                    break
+                offset += step
+                done += 1
+        self._num_read += done
+        return done
 
     def _fill_at_once(self, rows: Bytes, offset: int, step: int) -> bool:
         """Fills ``rows`` with one call, if the gaps are small and all of it is in memory."""
