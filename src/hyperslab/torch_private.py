@@ -93,11 +93,6 @@ def active_function_modes() -> Iterable[Any]:
 num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many ``TorchFunctionMode`` are active: that of a default device is one."""
 
-pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
-"""The innermost ``TorchFunctionMode``, which is active no more. Public ones end in ``with``."""
-
-push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
-
 past_torch_functions = torch._C.DisableTorchFunction
 """Within it functions ask neither arguments nor modes, as operators of C++ do not."""
 

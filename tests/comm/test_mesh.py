@@ -27,7 +27,7 @@ def test_alone_a_mesh_has_one_rank_and_needs_no_process_group():
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"depth": 2}, r"1 ranks cannot be spread over depth=2: 1 is not a multiple of 2"),
+        ({"depth": 2}, r"depth=2 needs 2 ranks, but there is 1: .* torchrun --nproc-per-node 2"),
         (
             {"sample": 2, "height": 3},
             r"a mesh of sample=2 x height=3 needs 6 ranks, but there is 1: change the axes, or "

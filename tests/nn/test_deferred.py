@@ -359,7 +359,20 @@ def _in_thread(conv, y):
         return pool.submit(lambda: y * 2).result()
 
 
+def _with_an_attribute(conv, y):
+    y.scale = 5
+    return (y + 1) * y.scale
+
+
+def _slope_of_one(conv, y):
+    z = F.leaky_relu(y, 1.0)
+    z.mul_(5)
+    return y + z
+
+
 USES = {
+    "an attribute": _with_an_attribute,
+    "a slope of one": _slope_of_one,
     "weakly": _seen_weakly,
     "a Function": lambda conv, y: _Triple.apply(F.relu(y)),
     "past Python": _past_python,

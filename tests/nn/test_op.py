@@ -14,6 +14,7 @@ from hyperslab.layout import TransposedWindow, Window
 from hyperslab.nn.op import (
     IMPLEMENTED,
     OPS,
+    USERS,
     FusedRule,
     Implementation,
     define,
@@ -282,3 +283,18 @@ def test_a_fused_rule_comes_before_the_rule_unless_it_gives_nothing():
         assert torch.equal(rule(x, 3).local, F.max_pool1d(x.local, 3))
     finally:
         OPS[F.max_pool1d] = before
+
+
+@pytest.mark.ranks(2)
+def test_a_rule_that_gives_a_piece_of_another_shape_is_told():
+    mesh, before = hs.init(depth=2, device="cpu"), OPS[F.softplus]
+    hs.register(F.softplus)(lambda x: x.with_local(x.local[:, :1]))
+    try:
+        x = hs.shard(torch.ones(2, 3, 4, 4, 4), mesh)
+        with pytest.raises(
+            hs.LayoutError, match=r"softplus gives a piece of shape \(2, 1, 2, 4, 4\)"
+        ):
+            F.softplus(x)
+    finally:
+        OPS[F.softplus] = before
+        USERS.discard(F.softplus)

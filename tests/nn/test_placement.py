@@ -342,3 +342,16 @@ def test_all_ranks_refuse_in_the_same_words(run, name):
 
 def test_every_number_of_dims_has_its_axes():
     assert {n: len(axes) for n, axes in DIM_AXES.items()} == {n: n for n in range(6)}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("of", ["input", "weight"])
+def test_a_piece_that_was_computed_of_a_slabs_does_not_enter_again(of):
+    mesh, x = hs.init(depth=2, device="cpu"), seeded(2, 3, 7, 4, 4)
+    weight = seeded(1, 3, 1, 1, 1).requires_grad_(of == "weight")
+    y = hs.shard(x.requires_grad_(of == "input"), mesh) * weight
+    refused = (hs.UnsupportedOp, hs.CommError)
+    with pytest.raises(refused, match=r"gradient by 2 once more: use slab.with_local"):
+        hs.from_local(y.local * 2, mesh, y.shape)
+    leaf = y.local.detach().requires_grad_()
+    assert hs.from_local(leaf * 2, mesh, y.shape).requires_grad

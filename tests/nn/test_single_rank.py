@@ -3,18 +3,17 @@
 import copy
 import pickle
 from dataclasses import dataclass
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.kernels import tiles
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Implementation, implement
-from hyperslab.nn.single_rank.layers import _needs_of
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.single_rank.served import conv_transpose_needs
 from hyperslab.testing import on_ranks, seeded as seeded64
@@ -433,38 +432,43 @@ def test_a_compiled_part_computes_as_the_plain_one_does():
         torch.testing.assert_close(out.local, plain(seeded(*X)))
 
 
-def test_known_layers_leave_the_mode_and_have_their_own_forward_back_after_the_pass():
-    _, net, mesh = pair(lambda net, y: net.d0(y), d0=nn.Dropout(0.5))
-    seen = []
-    forward = type(net.norm).forward
-    with patch.object(
-        nn.BatchNorm2d, "forward", lambda *args: seen.append(active_mode()) or forward(*args)
-    ):
-        net = hs.parallelize(copy.deepcopy(Net()), mesh)
-        net(hs.shard(seeded(*X), mesh))
-    assert seen == [None]
-    assert all("forward" not in part.__dict__ for part in net.modules())
+class Doubled(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x) * 2
 
 
-class Simple(nn.Conv2d):
+class Copying(nn.Module):
+    """Runs a copy of its layer with another weight."""
+
     def __init__(self):
-        super().__init__(3, 4, 3)
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 4, 3), nn.Parameter(torch.ones(4, 3, 3, 3))
 
-    @staticmethod
-    def stride_of():
-        return 1
-
-
-class Noisy(nn.Conv2d):
-    def _conv_forward(self, x, weight, bias):
-        return super()._conv_forward(F.dropout(x, 0.5), weight, bias)
+    def forward(self, x):
+        twin = copy.copy(self.conv)
+        twin._parameters = {**twin._parameters, "weight": self.other}
+        return twin(x)
 
 
-def test_layers_made_otherwise_are_known_and_those_that_compute_otherwise_are_not():
-    assert _needs_of(Simple) is _needs_of(nn.Conv2d) is not None
-    assert _needs_of(Noisy) is None
-    assert _needs_of(type(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))) is None
-    assert _needs_of(nn.Sequential) is None
+def test_layers_may_be_changed_copied_and_pruned():
+    mesh, x = hs.init(device="cpu"), torch.randn(2, 3, 5, 5)
+    net = hs.parallelize(nn.Sequential(nn.Conv2d(3, 4, 3)), mesh)
+    out = net(x)
+    net[0].__class__ = Doubled
+    torch.testing.assert_close(net(x), out * 2)
+    plain = Copying()
+    torch.testing.assert_close(hs.parallelize(copy.deepcopy(plain), mesh)(x), plain(x))
+    pruned = prune.l1_unstructured(nn.Conv2d(3, 4, 3), "weight", 0.5)
+    due = pruned(x)
+    torch.testing.assert_close(hs.parallelize(nn.Sequential(pruned), mesh)(x), due)
+
+
+@pytest.mark.usefixtures("users_rule")
+def test_a_rule_of_the_users_is_not_asked_for_what_no_rank_splits():
+    _, net, _ = pair(lambda net, y: y + F.softplus(net.norm.running_mean).sum())
+    plain = Net(lambda net, y: y + F.softplus(net.norm.running_mean).sum())
+    plain.load_state_dict(net.state_dict())
+    torch.testing.assert_close(net(seeded(*X)), plain(seeded(*X)))
 
 
 def test_a_forward_of_the_users_own_for_a_layer_is_called():

@@ -98,6 +98,11 @@ def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
     product = math.prod(sizes.values())
     shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
     if "sample" not in sizes:
+        if num_ranks == 1 < product:
+            raise ConfigError(
+                f"a mesh of {shown} needs {product} ranks, but there is 1: start {product}, as by "
+                f"torchrun --nproc-per-node {product}"
+            )
         if num_ranks % product:
             raise ConfigError(
                 f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "

@@ -262,6 +262,9 @@ def unactivated(x: Slab) -> tuple[Tensor, float]:
     return x.source.plain(), x.slope
 
 
+_OWN_ATTRIBUTES = {"slab", "elements"}
+
+
 class DeferredTensor(Tensor):
     """A tensor on one rank whose elements are computed when it is first used.
 
@@ -315,7 +318,9 @@ class DeferredTensor(Tensor):
             if isinstance(source, Convolved) and source.made is piece:
                 source.made = self
             slab.__dict__["local"] = self
+            users = {name: self.__dict__[name] for name in self.__dict__.keys() - _OWN_ATTRIBUTES}
             swap_tensors(self, piece)
+            self.__dict__.update(users)
         return True
 
     def read(self) -> Tensor:

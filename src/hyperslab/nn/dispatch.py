@@ -10,7 +10,7 @@ from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.journal import journal
-from hyperslab.errors import UnsupportedOp
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.nn.op import OPS, Function, Rule, is_operand, name_of
 from hyperslab.torch_private import tree_leaves
 
@@ -38,12 +38,30 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         if out is not NotImplemented:
             return out
         try:
-            return op.rule(*args, **op.keywords(kwargs)) if kwargs else op.rule(*args)
+            out = op.rule(*args, **op.keywords(kwargs)) if kwargs else op.rule(*args)
         except UnsupportedOp as refusal:
             return _run_whole(function, args, kwargs, refusal)
+        if op.family == "custom":
+            check_pieces(function, out)
+        return out
     except Exception as error:
         _explain(error, function, args, kwargs)
         raise
+
+
+def check_pieces(function: Function, out: Any) -> None:
+    """Raises unless each Slab in ``out``, of a rule of the user's, has a piece of its box's shape.
+
+    Others would compute with such a piece as if it were what the layout says.
+    """
+    for leaf in tree_leaves(out, is_leaf=is_operand):
+        if hasattr(leaf, "with_local") and tuple(leaf.local.shape) != leaf.box.shape:
+            raise LayoutError(
+                f"the rule of {name_of(function)} gives a piece of shape "
+                f"{tuple(leaf.local.shape)}, and this rank's box of a tensor of "
+                f"{leaf.layout.describe()} has shape {leaf.box.shape}: give with_local the layout "
+                "of the result too"
+            )
 
 
 def _run_whole(

@@ -16,10 +16,10 @@ from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.errors import ConfigError, LayoutError
+from hyperslab.errors import ConfigError, HyperslabError, LayoutError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
-from hyperslab.nn.parallel.outside_tensors import check_no_transform
+from hyperslab.nn.parallel.outside_tensors import MEAN, check_no_transform
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import is_dynamo_loaded, is_traced
 
@@ -68,7 +68,8 @@ def from_local(
 
     ``cuts`` and ``axes`` as for ``shard``. Ranks that hold the same box must bring equal pieces.
 
-    Collective over the mesh. The gradient that reaches ``piece`` is that of one process.
+    Collective over the mesh. The gradient that reaches ``piece`` is that of one process. A piece
+    that was computed of another Slab's is none that enters: ``slab.with_local(piece)`` takes it.
     """
     piece = _checked_tensor(piece, mesh)
     shape = tuple(shape)
@@ -76,16 +77,36 @@ def from_local(
     agree_on("what from_local was given", given, mesh)
     layout = split_over(shape, mesh.grid, axes, cuts)
     due = layout.box(mesh.coords).shape
-    error = None
+    error: HyperslabError | None = None
     if tuple(piece.shape) != due:
         error = LayoutError(
             f"rank {mesh.rank} brings a piece of shape {tuple(piece.shape)}, but its box of a "
             f"tensor of {layout.describe()} has shape {due}"
         )
+    elif mesh.num_ranks > 1 and _comes_of_slabs(piece):
+        error = UnsupportedOp(
+            f"from_local is given a piece of shape {due} that was computed of another Slab's, "
+            f"and would divide its gradient by {mesh.num_ranks} once more: use "
+            "slab.with_local(piece), or with_local(piece, layout)"
+        )
     agree(error, mesh)
     if not piece.requires_grad:
         return Slab(piece, layout, mesh)
     return Slab(_Enter.apply(piece, layout, mesh), layout, mesh)  # type: ignore[no-untyped-call]
+
+
+def _comes_of_slabs(piece: Tensor) -> bool:
+    """Whether gradients of ``piece`` go to where a tensor entered, or met a Slab, before."""
+    seen, nodes = set(), [piece.grad_fn]
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ in _ENTRIES or MEAN in node.metadata:
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _probe(tensor: Tensor) -> Tensor:
@@ -148,6 +169,9 @@ class _Enter(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         recompute_first(ctx)
         return _home(grad, ctx.layout, ctx.mesh), None, None
+
+
+_ENTRIES = {f"{function.__name__}Backward" for function in (_Shard, _Enter)}
 
 
 def _home(grad: Tensor, layout: Layout, mesh: Mesh) -> Tensor:

@@ -43,6 +43,8 @@ from hyperslab.torch_private import (
     will_run_in_backward,
 )
 
+MEAN = "hyperslab mean"
+"""What marks the nodes behind which gradients are means over ranks."""
 _sharded: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Modules whose gradients FSDP2 averages, and where they hold their weights."""
 _gathered: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -121,6 +123,7 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
         return (_mean(grad, mesh),)
 
     node.register_prehook(on_grad)
+    node.metadata[MEAN] = True
     out._has_mean = True  # type: ignore[attr-defined]
     return out
 

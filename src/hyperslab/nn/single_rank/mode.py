@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
-from hyperslab.nn.dispatch import materialise, waiting
+from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
 from hyperslab.nn.single_rank.served import SERVED, Needs, makes_plain
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
@@ -29,6 +29,7 @@ from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     active_function_modes,
     peek_interpreter_stack,
+    tree_leaves,
     tree_map,
     unpatched,
 )
@@ -105,9 +106,13 @@ class SingleRankMode(TorchFunctionMode):
                 return leaf
             return as_slab(leaf, self._mesh)
 
-        args, kwargs = tree_map(wrapped, (args, kwargs), is_leaf=is_slab)
+        given, named = tree_map(wrapped, (args, kwargs), is_leaf=is_slab)
+        if not any(map(is_slab, tree_leaves((given, named), is_leaf=is_slab))):
+            return function(*args, **kwargs)
         op = OPS[function]
-        return self._unwrapped(op.rule(*args, **op.keywords(kwargs)))
+        out = op.rule(*given, **op.keywords(named))
+        check_pieces(function, out)
+        return self._unwrapped(out)
 
     def on_slabs(self, run: Function) -> Function:
         """``run``, which is given Slabs in the place of tensors; its result is plain."""

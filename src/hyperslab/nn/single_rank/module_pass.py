@@ -10,7 +10,6 @@ from torch.compiler import is_dynamo_compiling
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.op import Function
-from hyperslab.nn.single_rank.layers import KnownLayers
 from hyperslab.nn.single_rank.mode import SingleRankMode, active_mode
 from hyperslab.nn.single_rank.wrapping import unwrap, wrap
 from hyperslab.nn.slab import Slab
@@ -24,7 +23,6 @@ class SingleRank:
 
     def __init__(self, module: nn.Module, run: Function, mesh: Mesh) -> None:
         self._module, self._run, self._mesh = module, run, mesh
-        self._layers = KnownLayers(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -38,7 +36,7 @@ class SingleRank:
         if active_mode() is not None:  # of a module that this one is part of
             out = self._run(*args, **kwargs)
         else:
-            with SingleRankMode(self._module, self._mesh), self._layers.outside_of_the_mode():
+            with SingleRankMode(self._module, self._mesh):
                 out = self._run(*args, **kwargs)
                 materialise(self._run, ())
         return wrap(out, self._mesh, given) if given else out

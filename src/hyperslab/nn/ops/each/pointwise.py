@@ -95,7 +95,7 @@ def _make_activation(
 
 
 def _can_wait(x: Any, slope: float, *, in_place: bool) -> bool:
-    if not 0 <= slope < math.inf:
+    if not 0 <= slope < math.inf or slope == 1:  # with 1 nothing is there to wait for
         return False
     if isinstance(x, Deferred) and x.source is not None:
         return x.slope == 1
