@@ -75,7 +75,7 @@ def test_a_training_step_on_four_ranks_equals_that_of_one_process(team_of, name,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*SAME][::3])  # each takes seconds to compile
+@pytest.mark.parametrize("name", SAME)
 def test_a_compiled_training_step_equals_that_of_one_process(team_of, name):
     row = zoo.run(f"monai/{name}", "uneven", "cpu", team_of, compiled=True)
     assert row.verdict == "same", row
