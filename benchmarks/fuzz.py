@@ -1,7 +1,7 @@
 """Looks for examples that fail: hypothesis tests, random networks and damaged files by new seeds.
 
     python benchmarks/fuzz.py --seconds 600                    # or: make fuzz ARGS="--seconds 600"
-    python benchmarks/fuzz.py --seed 123 --only tests/io/test_npy.py   # one part of a round again
+    python benchmarks/fuzz.py --seed 123 --only tests/io/formats/test_npy.py   # one part again
 
 Each round draws a seed and goes through all parts in random order until the time is up. What fails
 is printed with the command that repeats it, and ends in exit status 1: make it a fixed test

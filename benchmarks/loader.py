@@ -27,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import hyperslab as hs
-from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.engine.buffers import empty_aligned
 
 IN_A_ROW = 3
 

@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 import hyperslab as hs
-from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.engine.buffers import empty_aligned
 
 SPLITS = {2: {"D": (2, 1), "H": (1, 2)}, 4: {"D": (4, 1), "DxH": (2, 2)}}
 NAME = "full"

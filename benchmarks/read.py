@@ -24,8 +24,8 @@ import hdf5plugin
 import numpy as np
 
 import hyperslab as hs
-from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.threads import limited_to
+from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.engine.threads import limited_to
 
 NAME = "full"
 CACHE_NBYTES = 64 << 20

@@ -27,7 +27,7 @@ import numpy as np
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.store.segment import Segment, map_segment
 from hyperslab.testing import Team
 

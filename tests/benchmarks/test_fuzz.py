@@ -63,7 +63,7 @@ def test_every_file_that_draws_examples_is_a_part(monkeypatch):
     sys.modules.pop("fuzz")
     assert {
         "tests/nn/ops/windows/test_pad.py",
-        "tests/io/test_npy.py",
+        "tests/io/formats/test_npy.py",
         "networks",
         "zarr files",
     } <= {*parts}

@@ -53,11 +53,11 @@ def test_the_sweep_finds_the_rule_right_on_every_split(page, files, tmp_path, mo
 
 
 def test_the_format_passes_the_tests_that_it_inherits(page, files, tmp_path, run_python):
-    assert '`"nrrd": ((".nrrd",), "hyperslab.io.nrrd:Nrrd")`' in page
-    (tmp_path / "nrrd.py").write_text(files["src/hyperslab/io/nrrd.py"])
+    assert '`"nrrd": ((".nrrd",), "hyperslab.io.formats.nrrd:Nrrd")`' in page
+    (tmp_path / "nrrd.py").write_text(files["src/hyperslab/io/formats/nrrd.py"])
     (tmp_path / "test_nrrd.py").write_text(
         "import hyperslab.io, nrrd\n"
-        "hyperslab.io.register_format('nrrd', nrrd.Nrrd)\n" + files["tests/io/test_nrrd.py"]
+        "hyperslab.io.register_format('nrrd', nrrd.Nrrd)\n" + files["tests/io/formats/test_nrrd.py"]
     )
     done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stdout

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
-from hyperslab.io.files import Identity
+from hyperslab.io.engine.files import Identity
+from hyperslab.io.engine.threads import for_each
 from hyperslab.io.pairing import NamedFile, listed, pair_files
 from hyperslab.io.reader import ArrayReader, OpenFile
 from hyperslab.io.schedule import Indices, split_samples
@@ -29,7 +30,6 @@ from hyperslab.io.spec import (
     has_same_space,
     is_like,
 )
-from hyperslab.io.threads import for_each
 from hyperslab.io.tiled import TiledOpener, Tiling
 
 

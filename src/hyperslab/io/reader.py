@@ -104,17 +104,17 @@ class Format(ABC):
 
 
 _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
-    "hdf5": ((".h5", ".hdf5", ".hdf", ".nc", ".he5"), "hyperslab.io.hdf5:Hdf5"),
-    "npy": ((".npy",), "hyperslab.io.npy:Npy"),
-    "raw": ((".raw", ".bin", ".dat"), "hyperslab.io.raw:Raw"),
-    "zarr": ((".zarr",), "hyperslab.io.zarr:Zarr"),
+    "hdf5": ((".h5", ".hdf5", ".hdf", ".nc", ".he5"), "hyperslab.io.formats.hdf5:Hdf5"),
+    "npy": ((".npy",), "hyperslab.io.formats.npy:Npy"),
+    "raw": ((".raw", ".bin", ".dat"), "hyperslab.io.formats.raw:Raw"),
+    "zarr": ((".zarr",), "hyperslab.io.formats.zarr:Zarr"),
     "nifti": (
         (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz"),
-        "hyperslab.io.nifti:Nifti",
+        "hyperslab.io.formats.nifti:Nifti",
     ),
     "tfrecord": (
         (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz"),
-        "hyperslab.io.tfrecord:TFRecord",
+        "hyperslab.io.formats.tfrecord:TFRecord",
     ),
 }
 """Suffixes, and where the class is: imported when a file of the format is opened."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyperslab.errors import FormatError
-from hyperslab.io.files import explained
+from hyperslab.io.engine.files import explained
 from hyperslab.io.reader import ArrayReader
 
 

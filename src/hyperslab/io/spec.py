@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io.axes import SampleAxes
-from hyperslab.io.buffers import empty_aligned
+from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.reader import ArrayReader
 from hyperslab.layout import Box, Span
 

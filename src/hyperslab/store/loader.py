@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io import Dataset
-from hyperslab.io.buffers import BufferPool
+from hyperslab.io.engine.buffers import BufferPool
 from hyperslab.io.schedule import Position, Schedule
 from hyperslab.layout import Grid
 from hyperslab.store.alike import check_alike

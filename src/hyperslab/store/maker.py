@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import CommError, FormatError
 from hyperslab.io import Dataset
-from hyperslab.io.buffers import BufferPool
+from hyperslab.io.engine.buffers import BufferPool
 from hyperslab.io.schedule import Batch
 from hyperslab.store.augment import Augmentation, Symmetry
 from hyperslab.store.crew import Crew

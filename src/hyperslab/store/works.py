@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from hyperslab.errors import CommError, ConfigError
-from hyperslab.io.buffers import BufferPool
+from hyperslab.io.engine.buffers import BufferPool
 from hyperslab.io.schedule import Batch, Position, Schedule
 from hyperslab.store.crew import Crew
 from hyperslab.store.maker import BatchMaker, LocalBatch, Reading

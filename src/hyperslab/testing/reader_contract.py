@@ -15,7 +15,8 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError, HyperslabError
-from hyperslab.io import ArrayReader, Format, files
+from hyperslab.io import ArrayReader, Format
+from hyperslab.io.engine import files
 from hyperslab.io.reader import find_format
 from hyperslab.layout import Box, Span
 from hyperslab.testing.specimens import (

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.io.crc32c import crc32c
-from hyperslab.io.records import masked
+from hyperslab.io.engine.crc32c import crc32c
+from hyperslab.io.formats.records import masked
 
 Value = bytes | Sequence[bytes] | NDArray[Any]
 """Of a feature: strings of bytes, floats or ints."""

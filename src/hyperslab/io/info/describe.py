@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hyperslab.errors import FormatError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.files import explained
+from hyperslab.io.engine.files import explained
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.spec import ArraySpec

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from hyperslab.io.box_copy import DIRECT_NBYTES
+from hyperslab.io.engine.box_copy import DIRECT_NBYTES
+from hyperslab.io.engine.read_ahead import GAP_NBYTES
 from hyperslab.io.info.describe import nbytes_of
-from hyperslab.io.read_ahead import GAP_NBYTES
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.tiled import TiledArray
 from hyperslab.layout import Box

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.dataset import Dataset
+from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.repack.plan import ArrayPlan, filter_options
 from hyperslab.layout import Box, Span
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.buffers import empty_aligned
-from hyperslab.io.files import explained
+from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.engine.files import explained
+from hyperslab.io.engine.tiles import grain_of, tiles
 from hyperslab.io.opening import open as open_data
 from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
@@ -23,7 +24,6 @@ from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
 from hyperslab.io.repack.rest import copy_rest
 from hyperslab.io.repack.sink import Sink
 from hyperslab.io.source_identity import SourceIdentity, identities_of, is_still
-from hyperslab.io.tiles import grain_of, tiles
 from hyperslab.layout import Box, Span
 
 TILE_NBYTES = 64 << 20

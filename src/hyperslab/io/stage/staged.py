@@ -9,9 +9,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.contiguous import ContiguousArray
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.files import DataFile
+from hyperslab.io.engine.contiguous import ContiguousArray
+from hyperslab.io.engine.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.plan import Unit, plan_units, shape_of

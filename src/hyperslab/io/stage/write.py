@@ -9,15 +9,15 @@ from zlib import crc32
 
 import numpy as np
 
-from hyperslab.io.buffers import empty_aligned
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.files import DataFile, explained
+from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.engine.files import DataFile, explained
+from hyperslab.io.engine.tiles import grain_of, runs, tiles
 from hyperslab.io.meter import Meter
 from hyperslab.io.partial import WriteError, explained_writing, partial_file
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.plan import Unit, shape_of
-from hyperslab.io.tiles import grain_of, runs, tiles
 from hyperslab.layout import Box, Span
 
 BLOCK_NBYTES = 8 << 20

@@ -1,0 +1,198 @@
+"""Arrays that lie in a file, or in many, as a grid of chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import FormatError
+from hyperslab.io.engine.blocks import BlockReader
+from hyperslab.io.engine.box_copy import MAX_THREADS, BoxCopy, copy, strides_of
+from hyperslab.io.engine.contiguous import read_box
+from hyperslab.io.engine.files import DataFile
+from hyperslab.io.engine.scratch import scratch
+from hyperslab.io.engine.threads import for_each
+from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.layout import Box, Span
+
+Buffer = bytes | bytearray | memoryview | NDArray[Any]
+
+
+class Chunk(NamedTuple):
+    """Where the bytes of one chunk lie."""
+
+    file: DataFile
+    offset: int
+    nbytes: int
+    """As stored, compressed."""
+    mask: int = 0
+    """For ``decode``: the filters that were skipped when this chunk was written."""
+
+
+Decode = Callable[[memoryview, Chunk], Buffer | BlockReader]
+
+
+class _Cut(NamedTuple):
+    """What a box has of one chunk, along one dim."""
+
+    place: int
+    """Of the chunk, in the grid."""
+    start: int
+    """In the chunk."""
+    in_box: slice
+
+
+def _cuts(span: Span, size: int) -> list[_Cut]:
+    """The cuts of ``span`` by chunks of ``size``."""
+    found = []
+    for place in range(span.start // size, (span.stop - 1) // size + 1):
+        part = span & Span(place * size, (place + 1) * size)
+        found.append(_Cut(place, part.start - place * size, part.slice_from(span.start)))
+    return found
+
+
+class _Part(NamedTuple):
+    """What a box has of one chunk."""
+
+    position: tuple[int, ...]
+    """Of the chunk, in the grid."""
+    starts: tuple[int, ...]
+    """In the chunk."""
+    out: NDArray[Any]
+
+    @classmethod
+    def of(cls, cuts: tuple[_Cut, ...], out: NDArray[Any]) -> _Part:
+        places, starts, in_box = zip(*cuts, strict=True) if cuts else ((), (), ())
+        return cls(places, starts, out[(..., *in_box)])  # an array without dims, too
+
+
+class ChunkedArray(ArrayReader):
+    """An array cut into chunks of one shape, each stored whole, at the upper edges too.
+
+    Args:
+        shape: Of the array.
+        dtype: As stored, of either byte order.
+        chunk_shape: One extent a dim, at least 1.
+        find: Gives the chunk at a position in the grid, or None for one that was never written.
+            Called from many threads.
+        decode: Turns the stored bytes of a chunk into those of its elements in C order; raises
+            ``FormatError`` saying what is wrong with them, and need not name the file. What it
+            gives may be the bytes given, or lie in ``scratch``: it is copied at once. Or it gives
+            a ``BlockReader``, and only what a box needs is decoded. None says that chunks are
+            stored as they are; then only what a box needs of a chunk is read.
+        fill_value: What chunks hold that were never written.
+        storage: What ``storage()`` gives.
+        axes: The order of dims, where the format knows it.
+        file: The one that has all chunks, where one has: it is opened once for all of a box.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        chunk_shape: Sequence[int],
+        find: Callable[[tuple[int, ...]], Chunk | None],
+        decode: Decode | None,
+        fill_value: Any,
+        storage: Storage,
+        axes: str | None = None,
+        file: DataFile | None = None,
+    ) -> None:
+        assert len(shape) == len(chunk_shape)
+        assert all(extent > 0 for extent in chunk_shape)
+        self.shape = tuple(shape)
+        self.dtype = dtype.newbyteorder("=")
+        self.axes = axes
+        self._stored_dtype = dtype
+        self._chunk_shape = tuple(chunk_shape)
+        self._chunk_nbytes = math.prod(chunk_shape) * dtype.itemsize
+        self._strides = strides_of(self._chunk_shape, dtype)
+        self._find, self._decode, self._file = find, decode, file
+        self._fill = np.asarray(fill_value, self.dtype)
+        self._storage = storage
+
+    def storage(self) -> Storage:
+        return self._storage
+
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        if not box:
+            return
+        grid = list(map(_cuts, box.spans, self._chunk_shape))
+        with self._file.opened() if self._file else nullcontext() as fd:
+
+            def read_part(cuts: tuple[_Cut, ...], max_threads: int = 1) -> None:
+                self._read_part(_Part.of(cuts, out), fd, max_threads)
+
+            first = tuple(cuts[0] for cuts in grid)
+            if math.prod(map(len, grid)) == 1:
+                read_part(first, MAX_THREADS)
+            elif self._decode is None and self._copy_of(_Part.of(first, out)).is_short:
+                for cuts in product(*grid):
+                    read_part(cuts)
+            else:
+                for_each(read_part, product(*grid))
+
+    def _read_part(self, part: _Part, fd: int | None, max_threads: int) -> None:
+        chunk = self._find(part.position)
+        if chunk is None:
+            part.out[...] = self._fill
+            return
+        try:
+            chunk.file.check_range(chunk.offset, chunk.nbytes)
+            if fd is None:
+                with chunk.file.opened() as fd:
+                    self._read_chunk(chunk, part, fd, max_threads)
+            else:
+                self._read_chunk(chunk, part, fd, max_threads)
+        except FormatError as error:
+            raise FormatError(
+                f"{chunk.file.path}, chunk {part.position} at byte {chunk.offset}: {error}"
+            ) from error
+        except MemoryError as error:
+            raise FormatError(
+                f"{chunk.file.path}: there is no memory for chunk {part.position} of "
+                f"{self._chunk_nbytes} bytes"
+            ) from error
+
+    def _read_chunk(self, chunk: Chunk, part: _Part, fd: int, max_threads: int) -> None:
+        if self._decode is None:
+            self._check_nbytes(chunk.nbytes)
+            stop = chunk.offset + chunk.nbytes
+            read_box(chunk.file, fd, self._copy_of(part, chunk.offset), stop, max_threads)
+        else:
+            self._read_decoded(chunk, part, fd, self._decode)
+
+    def _copy_of(self, part: _Part, first: int = 0) -> BoxCopy:
+        """Of ``part`` of the chunk that begins at byte ``first``."""
+        return BoxCopy.of(first, self._stored_dtype, self._strides, part.starts, part.out)
+
+    def _read_decoded(self, chunk: Chunk, part: _Part, fd: int, decode: Decode) -> None:
+        with scratch.borrowed():
+            stored = scratch.take(chunk.nbytes, chunk.offset).data
+            chunk.file.fill(fd, stored, chunk.offset)
+            decoded = decode(stored, chunk)
+            if isinstance(decoded, BlockReader):
+                decoded.read(self._copy_of(part))
+            else:
+                pairs = zip(part.starts, part.out.shape, strict=True)
+                within = tuple(slice(start, start + size) for start, size in pairs)
+                copy(self._array(decoded)[within], part.out)
+
+    def _array(self, decoded: Buffer) -> NDArray[Any]:
+        flat = np.frombuffer(decoded, np.uint8)
+        self._check_nbytes(flat.nbytes)
+        return flat.view(self._stored_dtype).reshape(self._chunk_shape)
+
+    def _check_nbytes(self, nbytes: int) -> None:
+        if nbytes != self._chunk_nbytes:
+            raise FormatError(
+                f"it holds {nbytes} bytes, and a chunk of {self._stored_dtype} "
+                f"{self._chunk_shape} has {self._chunk_nbytes}"
+            )

@@ -1,0 +1,81 @@
+"""Arrays that lie in one piece in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hyperslab.errors import FormatError
+from hyperslab.io.engine.box_copy import MAX_THREADS, BoxCopy, strides_of
+from hyperslab.io.engine.files import DataFile
+from hyperslab.io.engine.read_ahead import RangeReader
+from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.layout import Box
+
+
+class ContiguousArray(ArrayReader):
+    """An array of ``shape`` whose bytes begin at ``offset`` in ``file``.
+
+    ``dtype`` is that of the file, of either byte order; ``fortran`` says that the first dim varies
+    fastest.
+    """
+
+    def __init__(
+        self,
+        file: DataFile,
+        offset: int,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        *,
+        fortran: bool = False,
+        axes: str | None = None,
+        storage_kind: str = "contiguous",
+        note: str | None = None,
+    ) -> None:
+        self._file, self._offset, self._fortran = file, offset, fortran
+        self._stored = np.dtype(dtype)
+        self.shape = tuple(map(int, shape))
+        self.dtype = self._stored.newbyteorder("=")
+        self.axes = axes
+        nbytes = math.prod(self.shape) * self._stored.itemsize
+        self._storage = Storage(kind=storage_kind, nbytes=nbytes, fortran=fortran, note=note)
+        self._check(offset, offset + nbytes)
+
+    def _check(self, start: int, stop: int) -> None:
+        what = f"array of {self.dtype} {self.shape}"
+        if start < 0 or min(self.shape, default=0) < 0:
+            raise FormatError(f"{self._file.path} is damaged: its {what} begins at byte {start}")
+        if (missing := stop - self._file.size) > 0:
+            raise FormatError(
+                f"{self._file.path} is truncated: {missing} bytes are missing, as its {what} ends "
+                f"at byte {stop} and the file has {self._file.size}"
+            )
+
+    def storage(self) -> Storage:
+        return self._storage
+
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        if not box:
+            return
+        with self._file.opened() as fd:
+            stop = self._offset + self._storage.nbytes
+            read_box(self._file, fd, self._copy_of(box, out), stop)
+
+    def _copy_of(self, box: Box, out: NDArray[Any]) -> BoxCopy:
+        shape, starts = self.shape, [span.start for span in box.spans]
+        if self._fortran:
+            shape, starts, out = shape[::-1], starts[::-1], out.T
+        return BoxCopy.of(self._offset, self._stored, strides_of(shape, self._stored), starts, out)
+
+
+def read_box(
+    file: DataFile, fd: int, copy: BoxCopy, stop: int, max_threads: int = MAX_THREADS
+) -> None:
+    """Copies a box out of an array that ends at byte ``stop`` of a file."""
+    # The rest of an array is left to the kernel, which has nothing else to read ahead.
+    ranges = None if copy.is_all_until(stop) else copy.ranges
+    copy.run(RangeReader(file, fd, ranges), max_threads)

@@ -1,0 +1,185 @@
+"""Files that are read by many threads, a piece at a time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hyperslab.errors import FormatError
+from hyperslab.io.engine.threads import ForkSafeLock
+
+MAX_OPEN = 256
+"""Files kept open for the next read; a training set may have more files than a process may open."""
+
+
+class Identity(NamedTuple):
+    """What changes when a file is replaced or written to."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """What tells a changed or replaced file on every file system.
+
+        Some that are mounted by users' programs number the same file anew from time to time.
+        """
+        return self.size, self.modified_ns
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Identity:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file as it was when it was first looked at; reading a changed one raises."""
+
+    path: Path
+    identity: Identity
+
+    @classmethod
+    def look_at(cls, path: str | os.PathLike[str]) -> DataFile:
+        path = Path(path)
+        with explained(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait
+            try:
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
+        if stat.S_ISDIR(status.st_mode):
+            raise FormatError(f"{path} is a directory, and a file was expected")
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{path} is not a regular file")
+        if not status.st_size:
+            raise FormatError(f"{path} is empty (0 bytes)")
+        return cls(path, Identity.of(status))
+
+    @property
+    def size(self) -> int:
+        return self.identity.size
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fills ``buffer`` with the bytes from ``offset``; safe to call from many threads."""
+        with self.opened() as fd:
+            self.fill(fd, buffer, offset)
+
+    def read(self, offset: int, nbytes: int) -> bytearray:
+        self.check_range(offset, nbytes)
+        buffer = bytearray(nbytes)
+        self.read_into(memoryview(buffer), offset)
+        return buffer
+
+    def fill(self, fd: int, buffer: memoryview, offset: int) -> None:
+        """As ``read_into``, with the descriptor that ``opened`` gave: for many reads of one box."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(fd, [buffer[done:]], offset + done)
+            if not count:
+                self._raise_short(offset + len(buffer), os.fstat(fd).st_size)
+            done += count
+
+    def check_range(self, offset: int, nbytes: int) -> None:
+        """Raises unless the file has those bytes: a damaged length must not ask for all memory."""
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            self._raise_short(offset + nbytes, self.size)
+
+    def _raise_short(self, needed: int, size: int) -> None:
+        raise FormatError(
+            f"{self.path} is truncated or damaged: it has {size} bytes, and bytes up to {needed} "
+            "were to be read"
+        )
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the unchanged file; raises at the end if it was changed meanwhile.
+
+        Or replaced: the descriptor would go on with the old one, while others read the new.
+        """
+        with explained(self.path):
+            handle = _open_files.take(self)
+            try:
+                yield handle.fd
+                self._check_unchanged(self.path.stat())
+            finally:
+                _open_files.put_back(self, handle)
+
+    def _check_unchanged(self, status: os.stat_result) -> None:
+        if Identity.of(status).version != self.identity.version:
+            raise FormatError(
+                f"{self.path} has changed since it was opened: it is being written to, or was "
+                "replaced; open the data again when it is finished"
+            )
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Within it, an error of the operating system is a ``FormatError`` that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FormatError(f"{path} does not exist") from error
+    except IsADirectoryError as error:
+        raise FormatError(f"{path} is a directory, and a file was expected") from error
+    except PermissionError as error:
+        raise FormatError(f"{path} may not be read: permission denied") from error
+    except OSError as error:
+        raise FormatError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+@dataclass(eq=False)
+class _Handle:
+    fd: int
+    users: int = 0
+
+
+class _OpenFiles:
+    """Descriptors by file, the least recently used closed first, and none while it is in use."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._handles: OrderedDict[DataFile, _Handle] = OrderedDict()
+
+    def take(self, file: DataFile) -> _Handle:
+        with self._lock:
+            if handle := self._handles.get(file):
+                return self._used(file, handle)
+        new = _Handle(self._open(file))  # without the lock: a server that is slow stops nobody else
+        with self._lock:
+            handle = self._used(file, self._handles.setdefault(file, new))
+        if handle is not new:  # another thread was faster
+            os.close(new.fd)
+        return handle
+
+    def _used(self, file: DataFile, handle: _Handle) -> _Handle:
+        self._handles.move_to_end(file)
+        handle.users += 1
+        return handle
+
+    @staticmethod
+    def _open(file: DataFile) -> int:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file._check_unchanged(os.fstat(fd))
+        except FormatError:
+            os.close(fd)
+            raise
+        return fd
+
+    def put_back(self, file: DataFile, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            for other in list(self._handles)[: max(0, len(self._handles) - MAX_OPEN)]:
+                if not self._handles[other].users:
+                    os.close(self._handles.pop(other).fd)
+
+
+_open_files = _OpenFiles()

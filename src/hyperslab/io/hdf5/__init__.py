@@ -1,3 +1,0 @@
-"""HDF5 files: boxes read past the HDF5 library, by many threads."""
-
-from hyperslab.io.hdf5.format import Hdf5 as Hdf5

@@ -1,3 +1,0 @@
-"""Zarr arrays of versions 2 and 3, in directories."""
-
-from hyperslab.io.zarr.format import Zarr as Zarr
