@@ -4,11 +4,10 @@ import pytest
 
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.io import open as open_data
-from hyperslab.io.axes import READINGS
 from hyperslab.io.info import describe, describe_slice, draw_slice, mesh_reads
-from hyperslab.io.info.mesh_reads import find_trouble
-from hyperslab.io.info.reads import read_cost
-from hyperslab.io.info.values import slice_box
+from hyperslab.io.info.reads import find_trouble, read_cost
+from hyperslab.io.info.slices import slice_box
+from hyperslab.io.spec import READINGS
 from hyperslab.layout import Box, Grid
 
 

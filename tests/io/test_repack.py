@@ -13,11 +13,16 @@ from hypothesis import given, settings, strategies as st
 
 from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io import open as open_data
-from hyperslab.io.axes import READINGS
 from hyperslab.io.info import mesh_reads
-from hyperslab.io.repack import repack as repack_by_processes, workers, write
-from hyperslab.io.repack.chunks import CHUNK_NBYTES, ChunkDim, choose_chunks, slab_chunks
-from hyperslab.io.repack.plan import plan_targets
+from hyperslab.io.repack import repack as repack_by_processes, run, write
+from hyperslab.io.repack.plan import (
+    CHUNK_NBYTES,
+    ChunkDim,
+    choose_chunks,
+    plan_targets,
+    slab_chunks,
+)
+from hyperslab.io.spec import READINGS
 from hyperslab.layout import Grid, cut_evenly
 
 Size = namedtuple("Size", "extent num")
@@ -244,7 +249,7 @@ def test_a_process_that_dies_is_one_clear_error_that_names_the_file(dataset, tmp
         for child in active_children():
             child.kill()
 
-    monkeypatch.setattr(workers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.01)
     out = tmp_path / "out"
     with pytest.raises(FormatError, match="was killed or crashed"):
         repack(dataset, out, jobs=1, progress=die_while_writing)

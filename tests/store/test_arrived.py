@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 import hyperslab as hs
 from hyperslab.io import ArraySpec
-from hyperslab.io.axes import axes_of
+from hyperslab.io.spec import axes_of
 from hyperslab.layout import Box
 from hyperslab.store.arrived import Arrived
 from hyperslab.store.augment import Augmentation

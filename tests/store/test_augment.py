@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 import hyperslab as hs
 from hyperslab.errors import ConfigError
 from hyperslab.io import ArraySpec
-from hyperslab.io.axes import axes_of
+from hyperslab.io.spec import axes_of
 from hyperslab.layout import Box
 from hyperslab.store.augment import Augmentation
 

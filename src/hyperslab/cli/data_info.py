@@ -16,7 +16,6 @@ from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
 from hyperslab.errors import ConfigError
-from hyperslab.io.axes import READINGS
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import (
     DataInfo,
@@ -28,9 +27,10 @@ from hyperslab.io.info import (
     mesh_reads,
 )
 from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays, shown_shape
-from hyperslab.io.info.mesh_reads import RankReads, find_trouble
+from hyperslab.io.info.reads import RankReads, find_trouble
 from hyperslab.io.opening import find_files
 from hyperslab.io.partial import shown_nbytes
+from hyperslab.io.spec import READINGS
 from hyperslab.layout import Grid
 
 MAX_ROWS = 16

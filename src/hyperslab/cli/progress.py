@@ -15,7 +15,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from hyperslab.io.meter import Progress
+from hyperslab.io.copying import Progress
 
 
 @contextmanager

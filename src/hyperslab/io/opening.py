@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hyperslab.errors import ConfigError, FormatError
-from hyperslab.io.axes import SampleAxes, axes_of, readings
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.pairing import NamedFile
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import STACKED, ArrayReader, Format, find_format
-from hyperslab.io.spec import ArraySpec, has_same_space
+from hyperslab.io.spec import ArraySpec, SampleAxes, axes_of, has_same_space, readings
 
 T = TypeVar("T")
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.io.engine.crc32c import crc32c
-from hyperslab.io.formats.records import masked
+from hyperslab.io.formats.tfrecord import masked
 
 Value = bytes | Sequence[bytes] | NDArray[Any]
 """Of a feature: strings of bytes, floats or ints."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.io.info.values import has_long_tail
+from hyperslab.io.info.slices import has_long_tail
 from hyperslab.nn import gather
 from hyperslab.train.fitting import IGNORED, Values
 from hyperslab.train.plotting import CLASS_COLOURS, count_whole, new_figure, save_figure

@@ -15,7 +15,7 @@ from hyperslab.io.engine import files
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.inflated import inflated
 from hyperslab.io.formats import npy
-from hyperslab.io.formats.records import RecordFile
+from hyperslab.io.formats.tfrecord import RecordFile
 from hyperslab.testing.specimens import num_open_files
 
 

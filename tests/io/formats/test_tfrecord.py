@@ -10,9 +10,8 @@ import hyperslab.io
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.engine import crc32c
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.formats.example import NotAnExample, decode_list, read_features
-from hyperslab.io.formats.records import RecordFile, masked
-from hyperslab.io.formats.tfrecord import TFRecord
+from hyperslab.io.formats.tf_example import NotAnExample, decode_list, read_features
+from hyperslab.io.formats.tfrecord import RecordFile, TFRecord, masked
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
 from hyperslab.testing.specimens import read

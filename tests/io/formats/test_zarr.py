@@ -20,7 +20,7 @@ from zarr.codecs import (
 
 import hyperslab.io
 from hyperslab.errors import FormatError, HyperslabError
-from hyperslab.io.formats.zarr import Zarr, fallback
+from hyperslab.io.formats.zarr import Zarr, format
 from hyperslab.io.formats.zarr.format import ZarrArray
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
@@ -345,7 +345,7 @@ def test_a_damaged_index_of_a_shard_is_found(tmp_path, where):
 
 
 def test_codecs_that_only_zarr_python_knows_are_read_by_it_with_one_warning(tmp_path, array):
-    fallback._warn_once.cache_clear()
+    format._warn_once.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from zarr.codecs import numcodecs as theirs

@@ -11,9 +11,8 @@ from itertools import islice
 
 import numpy as np
 
-from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.engine.buffers import Bytes, empty_aligned
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.engine.scratch import Bytes
 
 AHEAD_NBYTES = 32 << 20
 """How far ahead of the reads the kernel is told what will be wanted."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.engine.inflated import inflated
-from hyperslab.io.engine.streamed import StreamedArray
+from hyperslab.io.engine.inflated import StreamedArray, inflated
 from hyperslab.io.formats.npy import NAME, check_names
 from hyperslab.io.reader import ArrayReader, Format, Storage
 from hyperslab.layout import Box

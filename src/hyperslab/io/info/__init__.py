@@ -6,6 +6,9 @@ from hyperslab.io.info.describe import (
     describe as describe,
     list_arrays as list_arrays,
 )
-from hyperslab.io.info.mesh_reads import MeshReads as MeshReads, mesh_reads as mesh_reads
-from hyperslab.io.info.picture import draw_slice as draw_slice
-from hyperslab.io.info.values import SliceInfo as SliceInfo, describe_slice as describe_slice
+from hyperslab.io.info.reads import MeshReads as MeshReads, mesh_reads as mesh_reads
+from hyperslab.io.info.slices import (
+    SliceInfo as SliceInfo,
+    describe_slice as describe_slice,
+    draw_slice as draw_slice,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
+from hyperslab.io.copying import SourceIdentity, identities_of, is_still
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import explained
 from hyperslab.io.engine.tiles import grain_of, tiles
@@ -21,9 +22,6 @@ from hyperslab.io.opening import open as open_data
 from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
-from hyperslab.io.repack.rest import copy_rest
-from hyperslab.io.repack.sink import Sink
-from hyperslab.io.source_identity import SourceIdentity, identities_of, is_still
 from hyperslab.layout import Box, Span
 
 TILE_NBYTES = 64 << 20
@@ -221,3 +219,171 @@ def _compare(
 
 def _is_hdf5(job: Job) -> bool:
     return find_format(job.source, job.options.get("format")) is find_format(job.source, "hdf5")
+
+
+COPY_NBYTES = 16 << 20
+
+
+def copy_rest(source: Any, target: Any, rewritten: Collection[str]) -> list[str]:
+    """Copies groups, datasets, links and attributes of one ``h5py.File`` to another, unchanged.
+
+    All but ``rewritten``, of which only the attributes are. Links to other files lead to where they
+    led. Data that lies in other files is written into this one. Says what was left out: what refers
+    to other objects.
+    """
+    return _Copier(source, target, {name.strip("/") for name in rewritten}).run()
+
+
+class _Copier:
+    def __init__(self, source: Any, target: Any, rewritten: set[str]) -> None:
+        self._source, self._target, self._rewritten = source, target, rewritten
+        self._left_out: list[str] = []
+        self._places: dict[int, str] = {}
+        """Where an object of the source, by its address, is in the target."""
+
+    def run(self) -> list[str]:
+        for name in self._rewritten:
+            if self._is_own(self._source[name]):
+                self._places[_address(self._source[name])] = name
+            self._copy_attributes(self._source[name], self._target[name])
+        self._copy_group("")
+        return self._left_out
+
+    def _copy_group(self, path: str) -> None:
+        group = self._source[path] if path else self._source
+        self._places[_address(group)] = path or "/"
+        self._copy_attributes(group, self._target.require_group(path or "/"))
+        for name in group:
+            inner = f"{path}/{name}" if path else name
+            if inner not in self._rewritten:
+                self._copy_link(inner, group.get(name, getlink=True))
+
+    def _copy_link(self, path: str, link: Any) -> None:
+        import h5py
+
+        if isinstance(link, h5py.SoftLink):
+            self._target[path] = h5py.SoftLink(link.path)
+        elif isinstance(link, h5py.ExternalLink):
+            beside = Path(self._source.filename).resolve().parent
+            self._target[path] = h5py.ExternalLink(beside / link.filename, link.path)
+        else:
+            self._copy_object(path)
+
+    def _copy_object(self, path: str) -> None:
+        import h5py
+
+        found = self._source[path]
+        if (place := self._places.get(_address(found))) is not None:
+            self._target[path] = self._target[place]
+        elif isinstance(found, h5py.Group):
+            self._copy_group(path)
+        else:
+            self._places[_address(found)] = path
+            if isinstance(found, h5py.Dataset) and _refers(found.dtype):
+                self._left_out.append(f"references in {found.name}")
+            elif isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
+                self._write_out(found, path)
+            else:
+                self._source.copy(found, self._target, path, without_attrs=True)
+                self._copy_attributes(found, self._target[path])
+
+    def _write_out(self, found: Any, path: str) -> None:
+        new = self._target.create_dataset(path, found.shape, found.dtype)
+        row = max(1, found.nbytes // max(1, len(found)))
+        step = max(1, COPY_NBYTES // row)
+        for start in range(0, len(found), step):
+            new[start : start + step] = found[start : start + step]
+        self._copy_attributes(found, new)
+
+    def _copy_attributes(self, found: Any, new: Any) -> None:
+        for name in found.attrs:
+            if _refers(found.attrs.get_id(name).dtype):
+                self._left_out.append(f"attribute {name!r} of {found.name}")
+            else:
+                new.attrs[name] = found.attrs[name]
+
+    def _is_own(self, found: Any) -> bool:
+        return bool(found.file.filename == self._source.filename)
+
+
+def _refers(kind: Any) -> bool:
+    """Whether its elements lead to places in the file, which are others in a new one."""
+    import h5py
+
+    if kind.names:  # dimension scales, as netCDF has, refer in records
+        return any(_refers(kind[name]) for name in kind.names)
+    return h5py.check_ref_dtype(h5py.check_vlen_dtype(kind) or kind) is not None
+
+
+def _address(found: Any) -> int:
+    import h5py
+
+    return int(h5py.h5o.get_info(found.id).addr)
+
+
+class Sink:
+    """The open file ``fd``, as h5py wants its file objects.
+
+    The library cannot be left in peace after a write that failed, as when the disk is full: it
+    tries again whenever it closes something. So an error is kept for ``check``, and what is written
+    after it is dropped.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._position = 0
+        self._error: OSError | None = None
+
+    def check(self) -> None:
+        """Raises the first error there was."""
+        if self._error is not None:
+            raise self._error
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._position,
+            os.SEEK_END: os.fstat(self._fd).st_size,
+        }
+        self._position = start[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        data = os.pread(self._fd, size, self._position)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        count = os.preadv(self._fd, [buffer], self._position)
+        self._position += count
+        return count
+
+    def write(self, data: memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if self._error is None:
+            self._write(view)
+        self._position += len(view)
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], self._position + done)
+        except OSError as error:
+            self._error = error
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self._position if size is None else size
+        if self._error is None:
+            try:
+                os.ftruncate(self._fd, size)
+            except OSError as error:
+                self._error = error
+        return size
+
+    def flush(self) -> None:
+        """Nothing is held back."""

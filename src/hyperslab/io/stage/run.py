@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import ConfigError, FormatError
+from hyperslab.io.copying import Meter, Progress, SourceIdentity, identities_of
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.meter import Meter, Progress
 from hyperslab.io.partial import (
     WriteError,
     check_capacity,
@@ -20,16 +20,17 @@ from hyperslab.io.partial import (
     remove_leftovers,
 )
 from hyperslab.io.reader import ArrayReader
-from hyperslab.io.source_identity import SourceIdentity, identities_of
-from hyperslab.io.stage.plan import Unit, plan_units
-from hyperslab.io.stage.record import (
+from hyperslab.io.stage.unit import (
+    Unit,
+    Written,
     array_name,
     copy_name,
     find_record,
+    plan_units,
     remove_older,
     write_record,
 )
-from hyperslab.io.stage.write import Written, copy_file, write_array
+from hyperslab.io.stage.write import copy_file, write_array
 from hyperslab.layout import Box
 
 THREADS = 8

@@ -14,8 +14,15 @@ from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.spec import ArraySpec
-from hyperslab.io.stage.plan import Unit, plan_units, shape_of
-from hyperslab.io.stage.record import Record, array_name, copy_name, find_record
+from hyperslab.io.stage.unit import (
+    Record,
+    Unit,
+    array_name,
+    copy_name,
+    find_record,
+    plan_units,
+    shape_of,
+)
 from hyperslab.io.stage.write import npy_header
 from hyperslab.layout import Box, Span
 

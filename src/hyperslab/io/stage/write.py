@@ -9,28 +9,20 @@ from zlib import crc32
 
 import numpy as np
 
+from hyperslab.io.copying import Meter
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import DataFile, explained
 from hyperslab.io.engine.tiles import grain_of, runs, tiles
-from hyperslab.io.meter import Meter
 from hyperslab.io.partial import WriteError, explained_writing, partial_file
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import ArraySpec
-from hyperslab.io.stage.plan import Unit, shape_of
+from hyperslab.io.stage.unit import BLOCK_NBYTES, Unit, Written, shape_of
 from hyperslab.layout import Box, Span
 
-BLOCK_NBYTES = 8 << 20
 TILE_NBYTES = 64 << 20
 PAGE_NBYTES = 4096
 """Data begins on a page of the file: reading it into a page-aligned buffer is 3 times as fast."""
-
-
-class Written(NamedTuple):
-    """A finished file: its size, and the CRC-32 of its bytes."""
-
-    nbytes: int
-    crc: int
 
 
 class Run(NamedTuple):
@@ -72,18 +64,6 @@ class CheckedWriter:
                     f"{end}): the disk may be failing"
                 )
         return Written(end, whole)
-
-
-def checksum_of(path: Path) -> Written:
-    """The size and the CRC-32 of a file."""
-    file = DataFile.look_at(path)
-    buffer, crc = memoryview(bytearray(BLOCK_NBYTES)), 0
-    with file.opened() as fd:
-        for start in range(0, file.size, BLOCK_NBYTES):
-            block = buffer[: file.size - start]
-            file.fill(fd, block, start)
-            crc = crc32(block, crc)
-    return Written(file.size, crc)
 
 
 def copy_file(source: Path, target: Path, meter: Meter) -> Written:

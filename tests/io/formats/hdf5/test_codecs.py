@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 import hyperslab as hs
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.box_copy import BoxCopy, strides_of
-from hyperslab.io.engine.scratch import scratch
+from hyperslab.io.engine.buffers import scratch
 from hyperslab.io.formats.hdf5.codecs import BitshuffledBlocks
 
 COMPRESSION = {"lz4": 2, "zstd": 3}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import FormatError
-from hyperslab.io.engine.blocks import BlockReader
+from hyperslab.io.engine.chunked import BlockReader
 from hyperslab.io.formats.hdf5 import codecs
 from hyperslab.io.formats.hdf5.filters import (
     FilterSpec,

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import FormatError
-from hyperslab.io.engine.blocks import BlockReader
+from hyperslab.io.engine.buffers import Bytes, scratch
+from hyperslab.io.engine.chunked import BlockReader
 from hyperslab.io.engine.read_ahead import Range
-from hyperslab.io.engine.scratch import Bytes, scratch
 
 _UINT32 = struct.Struct(">I")
 

@@ -12,8 +12,8 @@ from functools import cache, partial
 import numpy as np
 
 from hyperslab.errors import FormatError
-from hyperslab.io.engine.blocks import BlockReader
-from hyperslab.io.engine.scratch import Bytes, scratch
+from hyperslab.io.engine.buffers import Bytes, scratch
+from hyperslab.io.engine.chunked import BlockReader
 from hyperslab.io.formats.hdf5 import codecs
 from hyperslab.io.formats.hdf5.codecs import MissingLibrary
 

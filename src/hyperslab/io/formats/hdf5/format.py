@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.io.engine.blocks import BlockReader
-from hyperslab.io.engine.chunked import Chunk, ChunkedArray
+from hyperslab.io.engine.chunked import BlockReader, Chunk, ChunkedArray
 from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile, Identity
-from hyperslab.io.formats.hdf5.chunk_index import ChunkIndex
 from hyperslab.io.formats.hdf5.filters import FilterSpec, Pipeline, UnknownFilter
 from hyperslab.io.formats.hdf5.library import library
-from hyperslab.io.formats.hdf5.library_array import LibraryArray
 from hyperslab.io.reader import ArrayReader, Format, Storage
+from hyperslab.layout import Box, Span
 
 
 class Hdf5(Format):
@@ -213,3 +213,122 @@ def _warn_once(found: _Described, filters: str) -> None:
             "library can undo, slowly and on one thread; `hyperslab data repack` rewrites it",
             stacklevel=2,
         )
+
+
+ALL_SKIPPED = 0xFFFFFFFF
+
+
+class ChunkIndex:
+    """Finds a chunk by its place in the grid; made of the rows of ``child.describe``."""
+
+    def __init__(
+        self,
+        file: DataFile,
+        shape: Sequence[int],
+        chunk_shape: Sequence[int],
+        rows: NDArray[np.int64],
+        *,
+        is_edge_unfiltered: bool = False,
+    ) -> None:
+        self._file = file
+        self._grid = [-(-extent // n) for extent, n in zip(shape, chunk_shape, strict=True)]
+        # A chunk whose place is not full of elements; those at the upper edges may be.
+        self._full = [extent // n for extent, n in zip(shape, chunk_shape, strict=True)]
+        self._is_edge_unfiltered = is_edge_unfiltered
+        if math.prod(self._grid) >= 2**63:
+            raise FormatError(f"{file.path} is damaged: it has a grid of {self._grid} chunks")
+        numbers = self._numbers(rows[:, : len(self._grid)], chunk_shape)
+        order = np.argsort(numbers)
+        self._numbers_of_rows = numbers[order]
+        self._rows = rows[order, -3:]
+        if (np.diff(self._numbers_of_rows) == 0).any():
+            raise FormatError(f"{file.path} is damaged: a chunk is there twice")
+
+    def find(self, position: tuple[int, ...]) -> Chunk | None:
+        number = self._number(position)
+        row = int(self._numbers_of_rows.searchsorted(number))
+        if row == len(self._rows) or self._numbers_of_rows[row] != number:
+            return None
+        mask, offset, nbytes = self._rows[row].tolist()
+        if self._is_edge_unfiltered and any(map(ge, position, self._full)):
+            mask = ALL_SKIPPED
+        return Chunk(self._file, offset, nbytes, mask)
+
+    def _number(self, position: tuple[int, ...]) -> int:
+        number = 0
+        for place, extent in zip(position, self._grid, strict=True):
+            number = number * extent + place
+        return number
+
+    def _numbers(self, starts: NDArray[np.int64], chunk_shape: Sequence[int]) -> NDArray[np.int64]:
+        """The number in the grid of each chunk, from its first element."""
+        places, rest = np.divmod(starts, np.asarray(chunk_shape, np.int64))
+        if rest.any() or (places < 0).any() or (places >= self._grid).any():
+            raise FormatError(f"{self._file.path} is damaged: a chunk lies outside its dataset")
+        numbers = np.zeros(len(starts), np.int64)
+        for place, extent in zip(places.T, self._grid, strict=True):
+            numbers = numbers * extent + place
+        return numbers
+
+
+PIECE_NBYTES = 32 * 2**20
+"""What is asked for at once."""
+
+
+class LibraryArray(ArrayReader):
+    """Dataset ``name`` of the HDF5 file ``path``, which takes its data from ``files``.
+
+    Unless ``external``, these must be that file alone.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        files: Sequence[DataFile],
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        storage: Storage,
+        *,
+        external: bool,
+    ) -> None:
+        self._path, self._name, self._files = path.absolute(), name, tuple(files)
+        self._external = external
+        self.shape = tuple(shape)
+        self.dtype = dtype.newbyteorder("=")
+        self._storage = storage
+
+    def storage(self) -> Storage:
+        return self._storage
+
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        with ExitStack() as stack:
+            for file in self._files:
+                stack.enter_context(file.opened())  # raises if one has changed
+            for piece in pieces(box, PIECE_NBYTES // self.dtype.itemsize):
+                place: tuple[Any, ...] = (..., *piece.slices_in(box))
+                out[place] = self._read_piece(piece)
+
+    def _read_piece(self, box: Box) -> NDArray[Any]:
+        what = {"name": self._name, "box": list(box.spans), "external": self._external}
+        _, blob = library.ask("read", self._path, **what)
+        if blob.nbytes != box.numel * self.dtype.itemsize:
+            raise FormatError(f"{self._path} has changed since it was opened")
+        return blob.view(self.dtype).reshape(box.shape)
+
+
+def pieces(box: Box, max_numel: int) -> Iterator[Box]:
+    """Boxes that cover ``box`` in order, each of at most ``max_numel`` elements, or of one.
+
+    >>> [piece.shape for piece in pieces(Box.of((0, 3), (0, 4)), 8)]
+    [(2, 4), (1, 4)]
+    """
+    if box.numel <= max_numel:
+        yield from [box] if box else []
+        return
+    dim = next(dim for dim, size in enumerate(box.shape) if size > 1)
+    rest = math.prod(box.shape[dim + 1 :])
+    step = max(1, max_numel // rest)
+    start, stop = box.spans[dim]
+    for at in range(start, stop, step):
+        yield from pieces(box.with_span(dim, Span(at, min(stop, at + step))), max_numel)

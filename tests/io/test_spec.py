@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import ConfigError
-from hyperslab.io.axes import axes_of
+from hyperslab.io.spec import axes_of
 from hyperslab.layout import Box
 
 ORDERS = ["".join(order) for n in range(1, 5) for order in itertools.permutations("CDHW", n)]

@@ -1,14 +1,45 @@
-"""By what a file is known to be the one that was copied."""
+"""What staging and repacking share: progress, and whether a source is still the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.files import explained
 from hyperslab.io.reader import ArrayReader
+
+Progress = Callable[[int, int], None]
+"""Is called with the bytes done so far, and with those there are to do."""
+
+
+class Stopped(Exception):  # noqa: N818 - no error: someone else has one, or pressed Ctrl-C
+    """Raised in the threads of a piece of work that was given up."""
+
+
+class Meter:
+    """Counts what threads have done, and stops them."""
+
+    def __init__(self, total: int, progress: Progress | None = None) -> None:
+        self.total = total
+        self.done = 0
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def add(self, nbytes: int) -> None:
+        """Tells of ``nbytes`` more; raises ``Stopped`` if there is no use in going on."""
+        if self._stopped:
+            raise Stopped
+        with self._lock:
+            self.done += nbytes
+            if self._progress is not None:
+                self._progress(self.done, self.total)
+
+    def stop(self) -> None:
+        self._stopped = True
 
 
 class SourceIdentity(NamedTuple):
