@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyperslab.errors import ConfigError
-from hyperslab.io.reader import known_formats
+from hyperslab.io.reader import suffix_of
 
 BY_ORDER = "order"
 MAX_LISTED = 8
@@ -91,9 +91,8 @@ Way = Callable[[NamedFile], Key]
 
 def _stem(file: NamedFile) -> Key:
     """The name without the suffix of its format."""
-    known = [suffix for suffixes in known_formats().values() for suffix in suffixes]
-    fitting = [s for s in known if file.path.name.lower().endswith(s)]
-    return (file.path.name[: -max(map(len, fitting))] if fitting else file.path.stem,)
+    suffix = suffix_of(file.path)
+    return (file.path.name[: -len(suffix)] if suffix else file.path.stem,)
 
 
 def _wild(file: NamedFile) -> Key:

@@ -148,17 +148,21 @@ def find_format(path: Path, name: str | None = None) -> type[Format]:
     return found
 
 
+def suffix_of(path: Path) -> str:
+    """The longest suffix of a known format that the name of ``path`` ends with, or nothing."""
+    fitting = [suffix for suffix in _formats_by_suffix() if path.name.lower().endswith(suffix)]
+    return max(fitting, key=len, default="")
+
+
+def _formats_by_suffix() -> dict[str, str]:
+    return {suffix: name for name, suffixes in known_formats().items() for suffix in suffixes}
+
+
 def _format_of(path: Path) -> str:
-    fitting = {
-        suffix: name
-        for name, suffixes in known_formats().items()
-        for suffix in suffixes
-        if path.name.lower().endswith(suffix)
-    }
-    if not fitting:
-        known = ", ".join(sorted({s for suffixes in known_formats().values() for s in suffixes}))
+    known = _formats_by_suffix()
+    if not (suffix := suffix_of(path)):
         raise FormatError(
-            f"{path} has no suffix that tells its format (known: {known}): name it, such as "
-            "format='hdf5'"
+            f"{path} has no suffix that tells its format (known: {', '.join(sorted(known))}): "
+            "name it, such as format='hdf5'"
         )
-    return fitting[max(fitting, key=len)]
+    return known[suffix]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,18 +12,21 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
+from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.threads import ForkSafeLock
-from hyperslab.io.reader import ArrayReader, Storage
+from hyperslab.io.reader import Storage
 from hyperslab.layout import Box, Span
 
 PIECE_NBYTES = 2**20
 """Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
 INPUT_NBYTES = 2**16
 """Read from the file at a time."""
+RUN_NBYTES = 4 * 2**20
+"""The same to take a part of a box out of it."""
 MAX_RATIO = 1032
 """Deflate cannot do better: a byte becomes at most this many."""
 MAX_MARKS = 32
@@ -229,38 +232,18 @@ class InflatedStream:
         return _Mark(self._end, self._file_position, self._rest, self._inflater.copy())
 
 
-RUN_NBYTES = 4 * 2**20
-"""Inflated at a time, to take a part of the box out of it."""
+class StreamedArray(ContiguousArray):
+    """An array whose bytes begin at ``offset`` of what the gzip file ``file`` holds.
 
-
-class StreamedArray(ArrayReader):
-    """An array of ``shape`` whose bytes begin at ``offset`` inside the gzip file ``file``.
-
-    ``dtype`` is that of the file, of either byte order; ``fortran`` says that the first dim varies
-    fastest. A read passes through the file up to the box's end, and keeps only the box.
+    A read passes through the file up to the box's end, and keeps only the box.
     """
 
-    def __init__(
-        self,
-        file: DataFile,
-        offset: int,
-        shape: Sequence[int],
-        dtype: DTypeLike,
-        *,
-        fortran: bool = False,
-        axes: str | None = None,
-    ) -> None:
-        self._file, self._offset = file, offset
-        self._stored = np.dtype(dtype)
-        self._fortran = fortran
-        self.shape = tuple(shape)
-        self.dtype = self._stored.newbyteorder("=")
-        self.axes = axes
-        end = offset + math.prod(self.shape) * self._stored.itemsize
-        if end > file.size * MAX_RATIO:
+    def _check(self, start: int, stop: int) -> None:
+        if stop > self._file.size * MAX_RATIO:
             raise FormatError(
-                f"{file.path} is truncated or damaged: its array of {self.dtype} {self.shape} "
-                f"would end at byte {end}, more than its {file.size} compressed bytes can hold"
+                f"{self._file.path} is truncated or damaged: its array of {self.dtype} "
+                f"{self.shape} would end at byte {stop}, more than its {self._file.size} "
+                "compressed bytes can hold"
             )
 
     def storage(self) -> Storage:

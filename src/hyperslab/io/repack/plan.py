@@ -12,7 +12,7 @@ from typing import Any
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.rank_boxes import check_cuts, sample_layout
-from hyperslab.io.reader import known_formats
+from hyperslab.io.reader import suffix_of
 from hyperslab.io.spec import ArraySpec
 from hyperslab.layout import Cuts, Grid, Span, cut_evenly
 
@@ -121,7 +121,8 @@ def plan_targets(paths: Sequence[Path], out: Path) -> dict[Path, Path]:
         parent.relative_to(common) / path.name
         for parent, path in zip(parents, sources, strict=True)
     ]
-    short = [name.with_name(f"{_stem(name)}.h5") for name in names]
+    stems = [name.name[: len(name.name) - len(suffix_of(name))] or name.name for name in names]
+    short = [name.with_name(f"{stem}.h5") for name, stem in zip(names, stems, strict=True)]
     if len(set(short)) < len(short):  # a.nii and a.nii.gz
         short = [name.with_name(f"{name.name}.h5") for name in names]
     targets = {source: out / name for source, name in zip(sources, short, strict=True)}
@@ -143,13 +144,6 @@ def _common(folders: Sequence[Path]) -> Path:
     while not all(folder.is_relative_to(found) for folder in folders):
         found = found.parent
     return found
-
-
-def _stem(path: Path) -> str:
-    suffixes = {suffix for suffixes in known_formats().values() for suffix in suffixes}
-    fitting = [suffix for suffix in suffixes if path.name.lower().endswith(suffix)]
-    stem = path.name[: -len(max(fitting, key=len))] if fitting else path.name
-    return stem or path.name
 
 
 def filter_options(compression: str) -> dict[str, Any]:

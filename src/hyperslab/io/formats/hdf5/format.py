@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from operator import ge
@@ -18,10 +18,16 @@ from hyperslab.errors import FormatError
 from hyperslab.io.engine.chunked import BlockReader, Chunk, ChunkedArray
 from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile, Identity
+from hyperslab.io.engine.tiles import tiles
 from hyperslab.io.formats.hdf5.filters import FilterSpec, Pipeline, UnknownFilter
 from hyperslab.io.formats.hdf5.library import library
 from hyperslab.io.reader import ArrayReader, Format, Storage
-from hyperslab.layout import Box, Span
+from hyperslab.layout import Box
+
+ALL_SKIPPED = 0xFFFFFFFF
+"""The mask of a chunk that no filter was applied to."""
+PIECE_NBYTES = 32 * 2**20
+"""What the library is asked for at once."""
 
 
 class Hdf5(Format):
@@ -59,12 +65,12 @@ def _reader(named: DataFile, name: str, external: bool) -> ArrayReader:
 
 def _reader_of(found: _Described, blob: NDArray[Any]) -> ArrayReader:
     if not found.is_plain:
-        return found.by_library("its elements are converted by the HDF5 library")
+        return LibraryArray(found, "its elements are converted by the HDF5 library")
     if found.kind == "contiguous":
         return _contiguous(found)
     if found.kind == "chunked":
         return _chunked(found, blob.view(np.int64).reshape(-1, len(found.shape) + 3))
-    return found.by_library(f"its data is {found.kind}, and read by the HDF5 library")
+    return LibraryArray(found, f"its data is {found.kind}, and read by the HDF5 library")
 
 
 @dataclass(frozen=True)
@@ -121,17 +127,6 @@ class _Described:
             note=note,
         )
 
-    def by_library(self, note: str) -> LibraryArray:
-        return LibraryArray(
-            self.path,
-            self.name,
-            (self.file, *self.sources),
-            self.shape,
-            self.dtype,
-            self.storage(note),
-            external=self.external,
-        )
-
     def holes(self) -> ChunkedArray:
         """The array of a dataset that was never written."""
         return ChunkedArray(
@@ -176,14 +171,7 @@ def _chunked(found: _Described, rows: NDArray[np.int64]) -> ArrayReader:
         pipeline = Pipeline(found.filters, chunk_nbytes)
     except UnknownFilter as error:
         _warn_once(found, str(error))
-        return found.by_library(f"slow: {error} is undone by the HDF5 library, on one thread")
-    index = ChunkIndex(
-        found.file,
-        found.shape,
-        found.chunk_shape,
-        rows,
-        is_edge_unfiltered=found.is_edge_unfiltered,
-    )
+        return LibraryArray(found, f"slow: {error} is undone by the HDF5 library, on one thread")
 
     def decode(stored: memoryview, chunk: Chunk) -> NDArray[np.uint8] | BlockReader:
         return pipeline.undo(stored, chunk.mask)
@@ -192,7 +180,7 @@ def _chunked(found: _Described, rows: NDArray[np.int64]) -> ArrayReader:
         shape=found.shape,
         dtype=found.dtype,
         chunk_shape=found.chunk_shape,
-        find=index.find,
+        find=ChunkIndex(found, rows).find,
         decode=decode if found.filters else None,
         fill_value=found.fill[0],
         storage=found.storage(),
@@ -215,34 +203,23 @@ def _warn_once(found: _Described, filters: str) -> None:
         )
 
 
-ALL_SKIPPED = 0xFFFFFFFF
-
-
 class ChunkIndex:
-    """Finds a chunk by its place in the grid; made of the rows of ``child.describe``."""
+    """Finds a chunk by its place in the grid; made of the rows of ``contents.describe``."""
 
-    def __init__(
-        self,
-        file: DataFile,
-        shape: Sequence[int],
-        chunk_shape: Sequence[int],
-        rows: NDArray[np.int64],
-        *,
-        is_edge_unfiltered: bool = False,
-    ) -> None:
-        self._file = file
-        self._grid = [-(-extent // n) for extent, n in zip(shape, chunk_shape, strict=True)]
+    def __init__(self, found: _Described, rows: NDArray[np.int64]) -> None:
+        self._file, self._is_edge_unfiltered = found.file, found.is_edge_unfiltered
+        pairs = list(zip(found.shape, found.chunk_shape, strict=True))
+        self._grid = [-(-extent // n) for extent, n in pairs]
         # A chunk whose place is not full of elements; those at the upper edges may be.
-        self._full = [extent // n for extent, n in zip(shape, chunk_shape, strict=True)]
-        self._is_edge_unfiltered = is_edge_unfiltered
+        self._full = [extent // n for extent, n in pairs]
         if math.prod(self._grid) >= 2**63:
-            raise FormatError(f"{file.path} is damaged: it has a grid of {self._grid} chunks")
-        numbers = self._numbers(rows[:, : len(self._grid)], chunk_shape)
+            raise FormatError(f"{self._file.path} is damaged: it has a grid of {self._grid} chunks")
+        numbers = self._numbers(rows[:, : len(self._grid)], found.chunk_shape)
         order = np.argsort(numbers)
         self._numbers_of_rows = numbers[order]
         self._rows = rows[order, -3:]
         if (np.diff(self._numbers_of_rows) == 0).any():
-            raise FormatError(f"{file.path} is damaged: a chunk is there twice")
+            raise FormatError(f"{self._file.path} is damaged: a chunk is there twice")
 
     def find(self, position: tuple[int, ...]) -> Chunk | None:
         number = self._number(position)
@@ -271,32 +248,15 @@ class ChunkIndex:
         return numbers
 
 
-PIECE_NBYTES = 32 * 2**20
-"""What is asked for at once."""
-
-
 class LibraryArray(ArrayReader):
-    """Dataset ``name`` of the HDF5 file ``path``, which takes its data from ``files``.
+    """A dataset that only the HDF5 library can read, for the reason that ``note`` gives."""
 
-    Unless ``external``, these must be that file alone.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        name: str,
-        files: Sequence[DataFile],
-        shape: Sequence[int],
-        dtype: np.dtype[Any],
-        storage: Storage,
-        *,
-        external: bool,
-    ) -> None:
-        self._path, self._name, self._files = path.absolute(), name, tuple(files)
-        self._external = external
-        self.shape = tuple(shape)
-        self.dtype = dtype.newbyteorder("=")
-        self._storage = storage
+    def __init__(self, found: _Described, note: str) -> None:
+        self._path, self._name, self._external = found.path.absolute(), found.name, found.external
+        self._files = (found.file, *found.sources)
+        self.shape = found.shape
+        self.dtype = found.dtype.newbyteorder("=")
+        self._storage = found.storage(note)
 
     def storage(self) -> Storage:
         return self._storage
@@ -305,7 +265,8 @@ class LibraryArray(ArrayReader):
         with ExitStack() as stack:
             for file in self._files:
                 stack.enter_context(file.opened())  # raises if one has changed
-            for piece in pieces(box, PIECE_NBYTES // self.dtype.itemsize):
+            grain = (1,) * len(self.shape)
+            for piece in tiles(box, grain, PIECE_NBYTES // self.dtype.itemsize) if box else ():
                 place: tuple[Any, ...] = (..., *piece.slices_in(box))
                 out[place] = self._read_piece(piece)
 
@@ -315,20 +276,3 @@ class LibraryArray(ArrayReader):
         if blob.nbytes != box.numel * self.dtype.itemsize:
             raise FormatError(f"{self._path} has changed since it was opened")
         return blob.view(self.dtype).reshape(box.shape)
-
-
-def pieces(box: Box, max_numel: int) -> Iterator[Box]:
-    """Boxes that cover ``box`` in order, each of at most ``max_numel`` elements, or of one.
-
-    >>> [piece.shape for piece in pieces(Box.of((0, 3), (0, 4)), 8)]
-    [(2, 4), (1, 4)]
-    """
-    if box.numel <= max_numel:
-        yield from [box] if box else []
-        return
-    dim = next(dim for dim, size in enumerate(box.shape) if size > 1)
-    rest = math.prod(box.shape[dim + 1 :])
-    step = max(1, max_numel // rest)
-    start, stop = box.spans[dim]
-    for at in range(start, stop, step):
-        yield from pieces(box.with_span(dim, Span(at, min(stop, at + step))), max_numel)
