@@ -12,7 +12,7 @@ import pytest
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io import open as open_data
 from hyperslab.io.rank_boxes import rank_boxes
-from hyperslab.io.stage import open_staged, stage
+from hyperslab.io.stage import open_staged, run, stage
 from hyperslab.layout import Box, Grid
 
 BOX = Box.of((0, 2), (3, 9), (5, 10), (0, 8))
@@ -221,8 +221,8 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(dataset, directory, tmp_pa
     program = (
         "import os, signal, sys\n"
         "from hyperslab.io import open\n"
-        "from hyperslab.io.stage import stage, write\n"
-        "write.BLOCK_NBYTES = 1000\n"
+        "from hyperslab.io.stage import run, stage\n"
+        "run.BLOCK_NBYTES = 1000\n"
         "def progress(done, total):\n"
         "    if done > 0.75 * total:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -313,10 +313,8 @@ def test_a_source_that_cannot_be_read_stops_or_is_skipped(dataset, directory, da
 
 
 def test_large_boxes_pass_through_memory_in_tiles(dataset, directory, monkeypatch):
-    from hyperslab.io.stage import write
-
-    monkeypatch.setattr(write, "TILE_NBYTES", 100)
-    monkeypatch.setattr(write, "BLOCK_NBYTES", 64)
+    monkeypatch.setattr(run, "TILE_NBYTES", 100)
+    monkeypatch.setattr(run, "BLOCK_NBYTES", 64)
     stage(dataset, directory, boxes={"data": BOX})
     check_equal(open_staged(dataset, directory, boxes={"data": BOX}, verify=True), dataset)
 

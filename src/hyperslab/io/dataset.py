@@ -140,6 +140,7 @@ class Dataset:
         if len(set(self.paths)) < len(self.paths):
             raise ConfigError("a file is named twice, so it cannot be said what lies beside it")
         partners: dict[Path, list[Path]] = {path: [] for path in self.paths}
+        arrays = dict(self.arrays)
         for name, other in others.items():
             if name in self.arrays:
                 raise ConfigError(f"there is an array {name!r} already: give the other a new name")
@@ -149,12 +150,11 @@ class Dataset:
             other._check_files_alike(name)
             for path, partner in zip(self.paths, found, strict=True):
                 partners[path].append(partner)
+            is_cut = has_same_space(other.spec.axes.names, other.spec.shape, self.spec)
+            arrays[name] = replace(other.spec, name=name, is_cut=is_cut)
         openers = [self.open_file, *(other.open_file for other in others.values())]
         joined = self.reopened(_JoinedOpener(openers, partners))
-        joined.arrays = {
-            **self.arrays,
-            **{n: _put_beside(self.spec, o, n) for n, o in others.items()},
-        }
+        joined.arrays = arrays
         joined.spans_files = True
         return joined
 
@@ -335,10 +335,3 @@ def _version(path: Path) -> tuple[int, int] | None:
         return Identity.of(path.stat()).version
     except OSError:  # told when it is read
         return None
-
-
-def _put_beside(sample: ArraySpec, other: Dataset, name: str) -> ArraySpec:
-    spec = other.spec
-    letters = spec.axes.names
-    is_cut = has_same_space(letters, spec.shape, sample)
-    return replace(spec, name=name, is_cut=is_cut)

@@ -55,9 +55,15 @@ def pair_files(
     ``by`` is a regular expression instead, whose groups are compared, or ``order``; the user knows
     it as ``setting``. Raises unless every file has exactly one partner.
     """
-    if by == BY_ORDER or _are_one_each(files, others):
-        return _by_order(files, others, name)
-    ways = [_stem, _wild] if by is None else [_groups(by, setting)]
+    has_pattern = any(file.wild for file in (*files, *others))
+    if by == BY_ORDER or (len(files) == len(others) == 1 and not has_pattern):
+        if len(files) != len(others):
+            raise ConfigError(
+                f"{len(others)} files of {name!r} cannot be put beside {len(files)} in their "
+                "order: as many were expected"
+            )
+        return [other.path for other in others]
+    ways = [_stem, lambda file: file.wild or None] if by is None else [_groups(by, setting)]
     tries = [_Pairs.made(files, others, way) for way in ways]
     pairs = next((each for each in tries if each.is_whole), None)
     if pairs is None:
@@ -71,20 +77,6 @@ def pair_files(
     return [pairs.partners[file.path] for file in files]
 
 
-def _are_one_each(files: Sequence[NamedFile], others: Sequence[NamedFile]) -> bool:
-    """Whether the user named one file and one other, and no pattern: there is nothing to choose."""
-    return len(files) == len(others) == 1 and not files[0].wild and not others[0].wild
-
-
-def _by_order(files: Sequence[NamedFile], others: Sequence[NamedFile], name: str) -> list[Path]:
-    if len(files) != len(others):
-        raise ConfigError(
-            f"{len(others)} files of {name!r} cannot be put beside {len(files)} in their order: "
-            "as many were expected"
-        )
-    return [other.path for other in others]
-
-
 Key = tuple[str, ...] | None
 Way = Callable[[NamedFile], Key]
 
@@ -93,10 +85,6 @@ def _stem(file: NamedFile) -> Key:
     """The name without the suffix of its format."""
     suffix = suffix_of(file.path)
     return (file.path.name[: -len(suffix)] if suffix else file.path.stem,)
-
-
-def _wild(file: NamedFile) -> Key:
-    return file.wild or None
 
 
 def _groups(by: str, setting: str) -> Way:

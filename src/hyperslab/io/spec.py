@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,6 +133,11 @@ class ArraySpec:
     """As in the file, in this machine's byte order."""
     is_cut: bool
     """Whether it has the sample's spatial dims, and is cut with them; a vector is not."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of one sample."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def has_same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> bool:

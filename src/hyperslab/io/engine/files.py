@@ -135,6 +135,14 @@ def explained(path: Path) -> Iterator[None]:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def nbytes_on_disk(path: Path) -> int:
+    """Of a file, or of all files below a directory."""
+    with explained(path):
+        if not path.is_dir():
+            return path.stat().st_size
+        return sum(inside.stat().st_size for inside in path.rglob("*") if inside.is_file())
+
+
 @dataclass(eq=False)
 class _Handle:
     fd: int

@@ -168,14 +168,8 @@ def _type_of(
     """
     shape = _checked_shape(name, shapes[name]) if name in shapes else None
     dtype = _checked_dtype(name, dtypes[name]) if name in dtypes else None
-    if shape is None or dtype is None:
-        return _type_in(file, name, shape, dtype)
-    return shape, dtype
-
-
-def _type_in(
-    file: RecordFile, name: str, shape: tuple[int, ...] | None, dtype: np.dtype[Any] | None
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    if shape is not None and dtype is not None:
+        return shape, dtype
     features = file.first_features()
     if name not in features:
         raise FormatError(f"{file.file.path} has no feature {name!r}; it has {sorted(features)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hyperslab.errors import FormatError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.engine.files import explained
+from hyperslab.io.engine.files import nbytes_on_disk
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.spec import ArraySpec
@@ -67,13 +66,12 @@ class DataInfo:
 def describe(dataset: Dataset) -> DataInfo:
     """What is in the files; the first is taken for all where one tells nothing of the others."""
     specs = dataset.arrays.values()
-    one_sample = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
     return DataInfo(
         first_file=str(dataset.place_of(0)[0]),
         num_files=len(dataset.paths),
         num_samples=len(dataset),
-        disk_nbytes=sum(_nbytes_on_disk(path) for path in dict.fromkeys(dataset.paths)),
-        memory_nbytes=one_sample * len(dataset),
+        disk_nbytes=sum(nbytes_on_disk(path) for path in dict.fromkeys(dataset.paths)),
+        memory_nbytes=sum(spec.nbytes for spec in specs) * len(dataset),
         arrays=tuple(_describe_array(dataset, spec) for spec in specs),
     )
 
@@ -156,14 +154,3 @@ def _role(dataset: Dataset, spec: ArraySpec) -> str:
 
 def nbytes_of(reader: ArrayReader) -> int:
     return math.prod(reader.shape) * reader.dtype.itemsize
-
-
-def _nbytes_on_disk(path: Path) -> int:
-    with explained(path):
-        if not path.is_dir():
-            return path.stat().st_size
-        return sum(
-            os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - many of them
-            for folder, _, names in os.walk(path)
-            for name in names
-        )

@@ -155,7 +155,6 @@ def find_trouble(dataset: Dataset, reads: MeshReads | None, index: int = 0) -> l
     found = []
     for name, spec in dataset.arrays.items():
         storage = untiled(dataset.reader(index, name)).storage()
-        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         chunk = math.prod(storage.chunks or ()) * spec.dtype.itemsize
         shown = f"{name} is in chunks of {shown_shape(storage.chunks or ())}"
         if not storage.is_seekable:
@@ -165,24 +164,16 @@ def find_trouble(dataset: Dataset, reads: MeshReads | None, index: int = 0) -> l
             )
         elif storage.chunks and spec.is_cut and chunk > LARGE_NBYTES:
             found.append(f"{shown}, {shown_nbytes(chunk)} each: any box decodes all of one")
-        elif storage.chunks and chunk < SMALL_NBYTES and nbytes > MANY_READS * chunk:
+        elif storage.chunks and chunk < SMALL_NBYTES and spec.nbytes > MANY_READS * chunk:
             found.append(
                 f"{shown}, {shown_nbytes(chunk)} each: a sample takes about "
-                f"{math.ceil(nbytes / chunk)} small reads"
+                f"{math.ceil(spec.nbytes / chunk)} small reads"
             )
-    if reads and _is_amplified(reads.worst.cost):
-        found.append(_amplified(reads))
+    cost = reads.worst.cost if reads else NOTHING
+    if reads and cost.amplification > MAX_AMPLIFICATION and cost.touched_nbytes > FREE_NBYTES:
+        found.append(
+            f"on the mesh {reads.grid.describe()}, rank {reads.worst.rank} must read or decode "
+            f"{shown_nbytes(cost.touched_nbytes)} to get {shown_nbytes(cost.wanted_nbytes)} "
+            f"({cost.amplification:.1f} times as much)"
+        )
     return found
-
-
-def _is_amplified(cost: ReadCost) -> bool:
-    return cost.amplification > MAX_AMPLIFICATION and cost.touched_nbytes > FREE_NBYTES
-
-
-def _amplified(reads: MeshReads) -> str:
-    worst = reads.worst
-    return (
-        f"on the mesh {reads.grid.describe()}, rank {worst.rank} must read or decode "
-        f"{shown_nbytes(worst.cost.touched_nbytes)} to get {shown_nbytes(worst.cost.wanted_nbytes)}"
-        f" ({worst.cost.amplification:.1f} times as much)"
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -63,7 +64,8 @@ def _plan_array(
     found = _given(chunks, shape, spec) if chunks else _chosen(spec, axes, shape, grid)
     if spec.axes.stacked:
         order = (0, *(dim + 1 for dim in order))
-        found = found and (_samples_per_chunk(spec), *found)
+        num_samples = max(1, SMALL_NBYTES // max(1, spec.nbytes))
+        found = found and (num_samples, *found)
     return ArrayPlan(spec.name, axes, order, found, sample_words(spec))
 
 
@@ -79,8 +81,7 @@ def _given(chunks: Sequence[int], shape: Sequence[int], spec: ArraySpec) -> tupl
 def _chosen(
     spec: ArraySpec, axes: str, shape: Sequence[int], grid: Grid | None
 ) -> tuple[int, ...] | None:
-    nbytes = math.prod(shape) * spec.dtype.itemsize
-    if not nbytes or not shape or (not spec.is_cut and nbytes <= CHUNK_NBYTES):
+    if not spec.nbytes or not shape or (not spec.is_cut and spec.nbytes <= CHUNK_NBYTES):
         return None
     if not axes:
         return slab_chunks(shape, spec.dtype.itemsize)
@@ -94,8 +95,9 @@ def _cuts(spec: ArraySpec, grid: Grid | None) -> dict[str, Cuts]:
     """Where each dim is cut, by its letter."""
     extents = dict(zip(spec.axes.names, spec.shape, strict=True))
     if grid is None:
-        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
-        num = neutral_num(nbytes, len(spec.axes.names.replace("C", "")))
+        # Into how many pieces along each dim any mesh may be thought to cut a sample.
+        ndim = len(spec.axes.names.replace("C", ""))
+        num = next((n for n in (8, 4, 2) if spec.nbytes >= SMALL_BOX_NBYTES * n**ndim), 1)
         return {
             letter: cut_evenly(extent, 1 if letter == "C" else min(num, extent))
             for letter, extent in extents.items()
@@ -107,16 +109,11 @@ def _cuts(spec: ArraySpec, grid: Grid | None) -> dict[str, Cuts]:
     }
 
 
-def _samples_per_chunk(spec: ArraySpec) -> int:
-    nbytes = math.prod(spec.shape) * spec.dtype.itemsize
-    return max(1, SMALL_NBYTES // max(1, nbytes))
-
-
 def plan_targets(paths: Sequence[Path], out: Path) -> dict[Path, Path]:
     """Where each file is written: below ``out``, in folders like those of the sources."""
     sources = list(dict.fromkeys(paths))
     parents = [path.resolve().parent for path in sources]
-    common = _common(parents)
+    common = os.path.commonpath(parents)
     names = [
         parent.relative_to(common) / path.name
         for parent, path in zip(parents, sources, strict=True)
@@ -137,13 +134,6 @@ def _check_apart(targets: Mapping[Path, Path]) -> None:
             raise ConfigError(f"{source} would be written over by {target}: give another folder")
     if len(set(targets.values())) < len(targets):
         raise ConfigError("two of the files would be written under one name: repack them apart")
-
-
-def _common(folders: Sequence[Path]) -> Path:
-    found = folders[0]
-    while not all(folder.is_relative_to(found) for folder in folders):
-        found = found.parent
-    return found
 
 
 def filter_options(compression: str) -> dict[str, Any]:
@@ -235,11 +225,6 @@ def slab_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
         row = math.prod(chunks[dim + 1 :]) * itemsize
         chunks[dim] = max(1, min(extent, CHUNK_NBYTES // row))
     return tuple(chunks)
-
-
-def neutral_num(nbytes: int, ndim: int) -> int:
-    """Into how many pieces along each of ``ndim`` dims any mesh may be thought to cut a sample."""
-    return next((num for num in (8, 4, 2) if nbytes >= SMALL_BOX_NBYTES * num**ndim), 1)
 
 
 def _num_touched(span: Span, length: int) -> int:

@@ -17,6 +17,8 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+import h5py
+
 from hyperslab.errors import ConfigError
 from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
@@ -31,6 +33,13 @@ from hyperslab.io.repack.plan import (
 )
 from hyperslab.io.repack.write import Done, Job, is_done, repack_file
 from hyperslab.layout import Box, Grid, Span
+
+NUM_CHUNKS = 4
+"""Compressed to estimate how small all will be."""
+MARGIN = 1.2
+"""What other files may need beyond what the first tells."""
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,25 +123,6 @@ def repack(
         ratio = estimated_ratio(dataset, plans, compression)
         check_capacity(out, round(total * ratio), f"repacking {len(todo)} files (by estimate)")
     done = run_jobs(todo, jobs, Meter(total, progress))
-    return _report(out, plans, compression, work, done, total, time.perf_counter() - began)
-
-
-def _sizes(dataset: Dataset) -> dict[Path, int]:
-    """The bytes of the arrays of each file."""
-    specs = dataset.arrays.values()
-    one = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
-    return {path: one * num for path, num in zip(dataset.paths, dataset.counts, strict=True)}
-
-
-def _report(
-    out: Path,
-    plans: tuple[ArrayPlan, ...],
-    compression: str,
-    work: Sequence[Job],
-    done: Sequence[Done],
-    total: int,
-    seconds: float,
-) -> RepackReport:
     return RepackReport(
         directory=str(out),
         arrays=plans,
@@ -144,13 +134,14 @@ def _report(
         nbytes_out=sum(each.nbytes_out for each in done),
         memory_nbytes=total,
         left_out=tuple(dict.fromkeys(what for each in done for what in each.left_out)),
-        seconds=seconds,
+        seconds=time.perf_counter() - began,
     )
 
 
-NUM_CHUNKS = 4
-MARGIN = 1.2
-"""What other files may need beyond what the first tells."""
+def _sizes(dataset: Dataset) -> dict[Path, int]:
+    """The bytes of the arrays of each file."""
+    one = sum(spec.nbytes for spec in dataset.arrays.values())
+    return {path: one * num for path, num in zip(dataset.paths, dataset.counts, strict=True)}
 
 
 def estimated_ratio(dataset: Dataset, plans: Sequence[ArrayPlan], compression: str) -> float:
@@ -181,15 +172,9 @@ def _chunk_at(plan: ArrayPlan, shape: Sequence[int], place: float) -> Box:
 
 
 def _stored_nbytes(data: Any, options: dict[str, Any]) -> int:
-    import h5py
-
     with h5py.File("estimate.h5", "w", driver="core", backing_store=False) as file:
         new = file.create_dataset("data", data=data, chunks=data.shape, **options)
         return int(new.id.get_storage_size())
-
-
-POLL_SECONDS = 0.2
-GRACE_SECONDS = 2.0
 
 
 def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done]:

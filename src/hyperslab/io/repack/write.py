@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,10 +23,12 @@ from hyperslab.io.opening import open as open_data
 from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
-from hyperslab.layout import Box, Span
+from hyperslab.layout import Box
 
 TILE_NBYTES = 64 << 20
 """Held in memory at a time, or one chunk of the source where that is more."""
+COPY_NBYTES = 16 << 20
+"""The same of data that is copied as it is."""
 LIBRARY_ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 """What h5py raises over damaged files."""
 ATTRIBUTE = "hyperslab_repack"
@@ -62,16 +65,13 @@ class Job:
 class Done:
     """A file that was rewritten."""
 
-    source: Path
     nbytes_in: int
     nbytes_out: int
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str]
 
 
 def is_done(job: Job) -> bool:
     """Whether the target is there, made of this very source in this very way."""
-    import h5py
-
     if not job.target.exists():
         return False
     try:
@@ -108,7 +108,7 @@ def repack_file(job: Job, advance: Callable[[int], None]) -> Done:
         if not is_same or identities_of(readers.values()) != sources:
             raise FormatError(f"{job.source} has changed while it was read: repack it again")
         nbytes_out = os.fstat(fd).st_size
-    return Done(job.source, recipe["identity"][0], nbytes_out, left_out)
+    return Done(recipe["identity"][0], nbytes_out, left_out)
 
 
 def _open(job: Job) -> dict[str, ArrayReader]:
@@ -130,8 +130,6 @@ def _write(
     notes: Mapping[str, str],
     advance: Callable[[int], None],
 ) -> tuple[list[str], dict[str, list[int]]]:
-    import h5py
-
     def written(nbytes: int) -> None:
         sink.check()
         advance(nbytes)
@@ -148,11 +146,9 @@ def _write(
 
 
 def _copy_rest(job: Job, file: Any) -> list[str]:
-    import h5py
-
     try:
         with h5py.File(job.source, "r", locking=False) as source:
-            return copy_rest(source, file, [plan.name for plan in job.arrays])
+            return _Copier(source, file, [plan.name for plan in job.arrays]).run()
     except LIBRARY_ERRORS as error:
         raise FormatError(
             f"{job.source} holds more than its arrays, which cannot be copied: {error}"
@@ -208,8 +204,8 @@ def _compare(
         old = old_readers[plan.name]
         for tile, checksum in zip(_tiles(plan, old), checksums[plan.name], strict=True):
             data = empty_aligned(tile.shape, old.dtype)
-            spans: list[Span] = [tile.spans[dim] for dim in plan.order]
-            new.read(Box(tuple(spans)), data.transpose(plan.order))
+            spans = tuple(tile.spans[dim] for dim in plan.order)
+            new.read(Box(spans), data.transpose(plan.order))
             if new.dtype != old.dtype or crc32(data.reshape(-1).view(np.uint8).data) != checksum:
                 raise WriteError(
                     f"{job.target} would not hold what {job.source} does (array {plan.name!r}): "
@@ -221,29 +217,24 @@ def _is_hdf5(job: Job) -> bool:
     return find_format(job.source, job.options.get("format")) is find_format(job.source, "hdf5")
 
 
-COPY_NBYTES = 16 << 20
-
-
-def copy_rest(source: Any, target: Any, rewritten: Collection[str]) -> list[str]:
+class _Copier:
     """Copies groups, datasets, links and attributes of one ``h5py.File`` to another, unchanged.
 
     All but ``rewritten``, of which only the attributes are. Links to other files lead to where they
-    led. Data that lies in other files is written into this one. Says what was left out: what refers
-    to other objects.
+    led. Data that lies in other files is written into this one.
     """
-    return _Copier(source, target, {name.strip("/") for name in rewritten}).run()
 
-
-class _Copier:
-    def __init__(self, source: Any, target: Any, rewritten: set[str]) -> None:
-        self._source, self._target, self._rewritten = source, target, rewritten
+    def __init__(self, source: Any, target: Any, rewritten: Collection[str]) -> None:
+        self._source, self._target = source, target
+        self._rewritten = {name.strip("/") for name in rewritten}
         self._left_out: list[str] = []
         self._places: dict[int, str] = {}
         """Where an object of the source, by its address, is in the target."""
 
     def run(self) -> list[str]:
+        """Says what was left out: what refers to other objects."""
         for name in self._rewritten:
-            if self._is_own(self._source[name]):
+            if self._source[name].file.filename == self._source.filename:
                 self._places[_address(self._source[name])] = name
             self._copy_attributes(self._source[name], self._target[name])
         self._copy_group("")
@@ -259,8 +250,6 @@ class _Copier:
                 self._copy_link(inner, group.get(name, getlink=True))
 
     def _copy_link(self, path: str, link: Any) -> None:
-        import h5py
-
         if isinstance(link, h5py.SoftLink):
             self._target[path] = h5py.SoftLink(link.path)
         elif isinstance(link, h5py.ExternalLink):
@@ -270,8 +259,6 @@ class _Copier:
             self._copy_object(path)
 
     def _copy_object(self, path: str) -> None:
-        import h5py
-
         found = self._source[path]
         if (place := self._places.get(_address(found))) is not None:
             self._target[path] = self._target[place]
@@ -302,22 +289,15 @@ class _Copier:
             else:
                 new.attrs[name] = found.attrs[name]
 
-    def _is_own(self, found: Any) -> bool:
-        return bool(found.file.filename == self._source.filename)
-
 
 def _refers(kind: Any) -> bool:
     """Whether its elements lead to places in the file, which are others in a new one."""
-    import h5py
-
     if kind.names:  # dimension scales, as netCDF has, refer in records
         return any(_refers(kind[name]) for name in kind.names)
     return h5py.check_ref_dtype(h5py.check_vlen_dtype(kind) or kind) is not None
 
 
 def _address(found: Any) -> int:
-    import h5py
-
     return int(h5py.h5o.get_info(found.id).addr)
 
 

@@ -14,16 +14,15 @@ from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.spec import ArraySpec
+from hyperslab.io.stage.run import npy_header
 from hyperslab.io.stage.unit import (
     Record,
     Unit,
     array_name,
-    copy_name,
     find_record,
     plan_units,
     shape_of,
 )
-from hyperslab.io.stage.write import npy_header
 from hyperslab.layout import Box, Span
 
 
@@ -54,7 +53,7 @@ def open_staged(
         if path not in records:
             return dataset.open_file(path)
         if records[path].is_copy:
-            return dataset.open_file(folder / copy_name(units[path]))
+            return dataset.open_file(folder / units[path].name)
         return [_staged_array(dataset, units[path], spec, folder) for spec in units[path].specs]
 
     return dataset.reopened(open_file)

@@ -53,7 +53,10 @@ class Unit:
 
     @cached_property
     def name(self) -> str:
-        """Begins every name in the directory that belongs to this: the same for the same bytes."""
+        """Of a copy, and the beginning of all other names in the directory that belong to this.
+
+        The same for the same bytes.
+        """
         boxes = {name: box.spans for name, box in self.boxes.items()}
         what = [self.numbers, boxes, VERSION, *self.tiles]
         start = "-".join([_digest(self.source), _digest(self.identity), _digest(what)])
@@ -112,30 +115,20 @@ def plan_units(
         path, number = dataset.place_of(index)
         found.setdefault(path, {})[number] = index
     counts = dict(zip(dataset.paths, dataset.counts, strict=True))
-    tiles = tuple(tiling.extents for tiling in dataset.tilings)
-    return [_unit(path, found[path], counts[path], specs, in_file, tiles) for path in found]
-
-
-def _unit(
-    path: Path,
-    samples: Mapping[int, int],
-    count: int,
-    specs: tuple[ArraySpec, ...],
-    boxes: Mapping[str, Box],
-    tiles: tuple[tuple[int, ...], ...],
-) -> Unit:
-    numbers = tuple(sorted(samples))
-    return Unit(
-        path=path,
-        source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
-        identity=_identity(path),
-        index=samples[numbers[0]],
-        numbers=numbers,
-        num_samples=count,
-        specs=specs,
-        boxes=boxes,
-        tiles=tiles,
-    )
+    return [
+        Unit(
+            path=path,
+            source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
+            identity=_identity(path),
+            index=indices[min(indices)],
+            numbers=tuple(sorted(indices)),
+            num_samples=counts[path],
+            specs=specs,
+            boxes=in_file,
+            tiles=tuple(tiling.extents for tiling in dataset.tilings),
+        )
+        for path, indices in found.items()
+    ]
 
 
 def _identity(path: Path) -> SourceIdentity:
@@ -185,10 +178,6 @@ class Record:
 
 def record_path(unit: Unit, directory: Path) -> Path:
     return directory / f"{unit.name}{SUFFIX}"
-
-
-def copy_name(unit: Unit) -> str:
-    return unit.name
 
 
 def array_name(unit: Unit, array: str) -> str:

@@ -26,6 +26,10 @@ Answer = tuple[dict[str, Any], NDArray[Any] | None]
 Task = Callable[..., Answer]
 
 
+class Refusal(Exception):  # noqa: N818 - an answer, told to the user behind the file's name
+    """Why a request cannot be met."""
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -59,8 +63,6 @@ def _send(stream: Any, header: dict[str, Any], blob: NDArray[Any] | None) -> Non
 
 
 def _answer(task: Task, request: dict[str, Any]) -> Answer:
-    from hyperslab.io.formats.hdf5.contents import Refusal
-
     try:
         os.chdir(request.pop("folder"))  # where the names of other files may begin
         return task(**request)

@@ -14,18 +14,14 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hyperslab.io.formats.hdf5.child import Answer, Refusal
+
 DONT_FILTER_PARTIAL_CHUNKS = 2
 MAX_LISTED = 20
 MAX_LINKS = 16
 """That lead from one to the next; the library follows as many."""
 
 REFUSED = ", which external=False refuses"
-
-Answer = tuple[dict[str, Any], NDArray[Any] | None]
-
-
-class Refusal(Exception):  # noqa: N818 - an answer, told to the user behind the file's name
-    """Why a request cannot be met."""
 
 
 def names(path: str, external: bool = True) -> Answer:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -75,10 +76,6 @@ def _undo(spec: FilterSpec) -> Undo:
         raise UnknownFilter(f"{spec} ({error})") from error
 
 
-def inflated(stored: Bytes, nbytes: int) -> Bytes:
-    return _inflate()(stored, nbytes)
-
-
 @cache
 def _inflate() -> Undo:
     """By libdeflate where it is installed, which takes two thirds of the time of zlib-ng."""
@@ -97,23 +94,18 @@ def _inflate() -> Undo:
     return inflate
 
 
-def _inflate_by_zlib(stored: Bytes, nbytes: int) -> Bytes:
-    stream = zlib.decompressobj()
+def _decompressed(stored: Bytes, nbytes: int, begin: Callable[[], Any], what: str) -> Bytes:
+    stream = begin()
     try:
         # One byte more than expected lets the decoder reach the checksum at the end.
         data = stream.decompress(stored.data, nbytes + 1)
-    except zlib.error as error:
-        raise FormatError(f"gzip data is damaged: {error}") from error
-    return _whole(data, stream.eof, nbytes, "gzip")
+    except (zlib.error, OSError, ValueError) as error:
+        raise FormatError(f"{what} data is damaged: {error}") from error
+    return _whole(data, stream.eof, nbytes, what)
 
 
-def bunzipped(stored: Bytes, nbytes: int) -> Bytes:
-    stream = bz2.BZ2Decompressor()
-    try:
-        data = stream.decompress(stored.data, nbytes + 1)
-    except (OSError, ValueError) as error:
-        raise FormatError(f"bzip2 data is damaged: {error}") from error
-    return _whole(data, stream.eof, nbytes, "bzip2")
+_inflate_by_zlib = partial(_decompressed, begin=zlib.decompressobj, what="gzip")
+_bunzip = partial(_decompressed, begin=bz2.BZ2Decompressor, what="bzip2")
 
 
 def _whole(data: bytes | bytearray, ended: bool, nbytes: int, what: str) -> Bytes:
@@ -192,17 +184,9 @@ def _bitunshuffle(values: Sequence[int]) -> Undo:
     return _Bitshuffled(values[2], compression)
 
 
-def _from_plugin(name: str, undo: Undo) -> Callable[[Sequence[int]], Undo]:
+def _needing(load: Callable[[], object], undo: Undo) -> Callable[[Sequence[int]], Undo]:
     def make(values: Sequence[int]) -> Undo:
-        codecs.plugin(name)  # raises early where it is not installed
-        return undo
-
-    return make
-
-
-def _from_h5py(undo: Undo) -> Callable[[Sequence[int]], Undo]:
-    def make(values: Sequence[int]) -> Undo:
-        codecs.h5py_library()
+        load()  # raises early where the library is not installed
         return undo
 
     return make
@@ -211,15 +195,15 @@ def _from_h5py(undo: Undo) -> Callable[[Sequence[int]], Undo]:
 DEFLATE, SHUFFLE, FLETCHER32, BITSHUFFLE = 1, 2, 3, 32008
 
 _KNOWN: dict[int, tuple[str, Callable[[Sequence[int]], Undo]]] = {
-    DEFLATE: ("gzip", lambda values: inflated),
+    DEFLATE: ("gzip", lambda values: _inflate()),
     SHUFFLE: ("shuffle", lambda values: partial(unshuffled, itemsize=values[0])),
-    FLETCHER32: ("fletcher32", _from_h5py(checked)),
-    307: ("bzip2", lambda values: bunzipped),
-    32000: ("lzf", _from_h5py(codecs.lzf)),
-    32001: ("blosc", _from_plugin("blosc", codecs.blosc)),
-    32004: ("lz4", _from_plugin("lz4", codecs.lz4)),
+    FLETCHER32: ("fletcher32", _needing(codecs.h5py_library, checked)),
+    307: ("bzip2", lambda values: _bunzip),
+    32000: ("lzf", _needing(codecs.h5py_library, codecs.lzf)),
+    32001: ("blosc", _needing(partial(codecs.plugin, "blosc"), codecs.blosc)),
+    32004: ("lz4", _needing(partial(codecs.plugin, "lz4"), codecs.lz4)),
     BITSHUFFLE: ("bitshuffle", _bitunshuffle),
-    32015: ("zstd", _from_plugin("zstd", codecs.zstd)),
+    32015: ("zstd", _needing(partial(codecs.plugin, "zstd"), codecs.zstd)),
 }
 """Names, and what makes the step that undoes the filter with its values."""
 

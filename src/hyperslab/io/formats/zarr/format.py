@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.chunked import Chunk, ChunkedArray
 from hyperslab.io.engine.crc32c import crc32c
-from hyperslab.io.engine.files import DataFile, explained
+from hyperslab.io.engine.files import DataFile, nbytes_on_disk
 from hyperslab.io.formats.zarr.codecs import UnknownPart, check_safe
 from hyperslab.io.formats.zarr.documents import Node, array_names, find_array, read_document
 from hyperslab.io.formats.zarr.metadata import (
@@ -77,7 +77,7 @@ class ZarrArray(ChunkedArray):
         )
 
     def storage(self) -> Storage:
-        return replace(super().storage(), nbytes=stored_nbytes(self._directory))
+        return replace(super().storage(), nbytes=nbytes_on_disk(self._directory))
 
 
 def _open_array(node: Node, holes: bool) -> ArrayReader:
@@ -192,7 +192,7 @@ class ForeignArray(ArrayReader):
     def storage(self) -> Storage:
         return Storage(
             kind="chunked",
-            nbytes=stored_nbytes(self._directory),
+            nbytes=nbytes_on_disk(self._directory),
             chunks=tuple(self._array.chunks),
             compression="unknown here",
             note="read by zarr-python, which is slower",
@@ -205,12 +205,6 @@ class ForeignArray(ArrayReader):
             raise FormatError(
                 f"{self._directory} cannot be read by zarr-python: {error}"
             ) from error
-
-
-def stored_nbytes(directory: Path) -> int:
-    """Of all files below ``directory``."""
-    with explained(directory):
-        return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _opened(directory: Path, reason: str) -> Any:
