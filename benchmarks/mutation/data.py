@@ -210,8 +210,8 @@ MUTANTS = [
     ),
     Mutant(
         "io/tiled.py",
-        "for count, extent in zip(reversed(self.counts), reversed(self.extents), strict=True):",
-        "for count, extent in zip(self.counts, self.extents, strict=True):",
+        "np.unravel_index(tile, self.counts)",
+        'np.unravel_index(tile, self.counts, order="F")',
         "io/test_tiled.py",
         "tiles are counted with the first dim fastest, and lie elsewhere",
     ),

@@ -89,8 +89,8 @@ def check_equal(directory, dataset, **arguments):
     st.sampled_from([1, 2, 4, 8]),
 )
 def test_where_cuts_are_even_no_chunk_has_parts_of_two_boxes(channels, sizes, itemsize):
-    dims = [ChunkDim(channels, cut_evenly(channels, 1), False)]
-    dims += [ChunkDim(size.extent, cut_evenly(size.extent, size.num), True) for size in sizes]
+    dims = [ChunkDim(cut_evenly(channels, 1), False)]
+    dims += [ChunkDim(cut_evenly(size.extent, size.num), True) for size in sizes]
     chunks = choose_chunks(dims, itemsize, is_cubic=False)
     for size, length in zip(sizes, chunks[1:], strict=True):
         assert size.num == 1 or size.extent // size.num % length == 0
@@ -99,9 +99,7 @@ def test_where_cuts_are_even_no_chunk_has_parts_of_two_boxes(channels, sizes, it
 @pytest.mark.parametrize("num", [2, 3, 4, 5, 7, 8])
 @pytest.mark.parametrize("extent", [512, 500, 97])
 def test_chunks_are_neither_small_nor_wasteful_where_cuts_are_not_even(extent, num):
-    dims = [ChunkDim(extent, cut_evenly(extent, num), True)] + [
-        ChunkDim(extent, cut_evenly(extent, 1), True)
-    ] * 2
+    dims = [ChunkDim(cut_evenly(extent, num), True)] + [ChunkDim(cut_evenly(extent, 1), True)] * 2
     chunks = choose_chunks(dims, 2, is_cubic=False)
     assert math.prod(d.amplification(c) for d, c in zip(dims, chunks, strict=True)) < 1.25
     box = extent**3 * 2 / num
@@ -110,9 +108,9 @@ def test_chunks_are_neither_small_nor_wasteful_where_cuts_are_not_even(extent, n
 
 def test_chunks_for_a_mesh_are_slabs_and_for_any_mesh_cubes():
     cut, whole = cut_evenly(512, 4), cut_evenly(512, 1)
-    dims = [ChunkDim(512, cut, True), ChunkDim(512, whole, True), ChunkDim(512, whole, True)]
+    dims = [ChunkDim(cut, True), ChunkDim(whole, True), ChunkDim(whole, True)]
     assert choose_chunks(dims, 4, is_cubic=False) == (1, 512, 512)
-    cube = choose_chunks([ChunkDim(512, cut_evenly(512, 8), True)] * 3, 4, is_cubic=True)
+    cube = choose_chunks([ChunkDim(cut_evenly(512, 8), True)] * 3, 4, is_cubic=True)
     assert cube == (64, 64, 64)
 
 

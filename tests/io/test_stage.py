@@ -11,7 +11,7 @@ import pytest
 
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io import open as open_data
-from hyperslab.io.rank_boxes import rank_boxes
+from hyperslab.io.dataset import rank_boxes
 from hyperslab.io.stage import open_staged, run, stage
 from hyperslab.layout import Box, Grid
 

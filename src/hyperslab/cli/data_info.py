@@ -26,11 +26,11 @@ from hyperslab.io.info import (
     draw_slice,
     mesh_reads,
 )
-from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays, shown_shape
+from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays
 from hyperslab.io.info.reads import RankReads, find_trouble
 from hyperslab.io.opening import find_files
 from hyperslab.io.partial import shown_nbytes
-from hyperslab.io.spec import READINGS
+from hyperslab.io.spec import READINGS, shown_shape
 from hyperslab.layout import Grid
 
 MAX_ROWS = 16

@@ -13,8 +13,9 @@ from rich.text import Text
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, numbers_option
 from hyperslab.cli.progress import progress_bar
 from hyperslab.errors import ConfigError
+from hyperslab.io.dataset import rank_boxes
 from hyperslab.io.partial import shown_nbytes
-from hyperslab.io.rank_boxes import check_cuts, rank_boxes
+from hyperslab.io.spec import check_cuts
 from hyperslab.io.stage import StageReport, stage as stage_data
 from hyperslab.io.stage.run import THREADS
 from hyperslab.layout import Grid

@@ -65,11 +65,13 @@ def identities_of(readers: Iterable[ArrayReader]) -> dict[str, SourceIdentity]:
     return {str(path): SourceIdentity.of(path) for path in sorted(paths)}
 
 
-def is_still(path: str, identity: Sequence[int]) -> bool:
+def identity_or_absent(path: Path) -> SourceIdentity:
+    """The same of a file that may not be there; that is told when it is read."""
     try:
-        return SourceIdentity.of(Path(path)) == tuple(identity)
+        return SourceIdentity.of(path)
     except FormatError:
-        return False
+        return SourceIdentity(0, -1)
 
 
-ABSENT = SourceIdentity(0, -1)
+def is_still(path: str, identity: Sequence[int]) -> bool:
+    return identity_or_absent(Path(path)) == tuple(identity)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,18 @@ from hyperslab.io.schedule import Indices, split_samples
 from hyperslab.io.spec import (
     ArraySpec,
     BoxLike,
+    around,
     check_like,
     check_on_grid,
     checked_box,
     checked_out,
     has_same_space,
     is_like,
+    sample_layout,
+    shown_shape,
 )
-from hyperslab.io.tiled import TiledOpener, Tiling
+from hyperslab.io.tiled import Tiling, open_tiled
+from hyperslab.layout import Box, Grid
 
 
 class Dataset:
@@ -72,9 +77,8 @@ class Dataset:
         return self._ends[-1] if self._chosen is None else len(self._chosen)
 
     def __repr__(self) -> str:
-        shape = "x".join(map(str, self.shape))
-        what = "tiles" if self.tilings else "samples"
-        return f"Dataset({len(self)} {what} of {shape} {self.dtype} in {len(self.paths)} files)"
+        what = f"{'tiles' if self.tilings else 'samples'} of {shown_shape(self.shape)} {self.dtype}"
+        return f"Dataset({len(self)} {what} in {len(self.paths)} files)"
 
     @property
     def spec(self) -> ArraySpec:
@@ -114,7 +118,8 @@ class Dataset:
         """
         tiling = Tiling.of(self.spec, extents)
         num = tiling.num_tiles
-        other = self.reopened(TiledOpener(self.open_file, tuple(self.arrays.values()), tiling))
+        specs = tuple(self.arrays.values())
+        other = self.reopened(partial(open_tiled, self.open_file, specs, tiling))
         other._versions = self._versions
         other.tilings = (*self.tilings, tiling)
         other.arrays = {name: tiling.spec(spec) for name, spec in self.arrays.items()}
@@ -153,7 +158,7 @@ class Dataset:
             is_cut = has_same_space(other.spec.axes.names, other.spec.shape, self.spec)
             arrays[name] = replace(other.spec, name=name, is_cut=is_cut)
         openers = [self.open_file, *(other.open_file for other in others.values())]
-        joined = self.reopened(_JoinedOpener(openers, partners))
+        joined = self.reopened(partial(_open_joined, openers, partners))
         joined.arrays = arrays
         joined.spans_files = True
         return joined
@@ -317,17 +322,13 @@ class Dataset:
         return self.arrays[array]
 
 
-@dataclass(frozen=True)
-class _JoinedOpener:
-    """Opens a file and those that lie beside it; can be pickled."""
-
-    openers: list[OpenFile]
-    partners: Mapping[Path, list[Path]]
-
-    def __call__(self, path: Path) -> list[ArrayReader]:
-        first, *others = self.openers
-        pairs = zip(others, self.partners[path], strict=True)
-        return [*first(path), *(open_file(partner)[0] for open_file, partner in pairs)]
+def _open_joined(
+    openers: Sequence[OpenFile], partners: Mapping[Path, list[Path]], path: Path
+) -> list[ArrayReader]:
+    """The arrays of a file, and one of each of the files that lie beside it."""
+    first, *others = openers
+    pairs = zip(others, partners[path], strict=True)
+    return [*first(path), *(open_file(partner)[0] for open_file, partner in pairs)]
 
 
 def _version(path: Path) -> tuple[int, int] | None:
@@ -335,3 +336,12 @@ def _version(path: Path) -> tuple[int, int] | None:
         return Identity.of(path.stat()).version
     except OSError:  # told when it is read
         return None
+
+
+def rank_boxes(dataset: Dataset, grid: Grid, ranks: Iterable[int]) -> dict[str, Box]:
+    """The box of each array that holds what all of ``ranks`` read of one sample."""
+    coords = [grid.coords[rank] for rank in ranks]
+    layouts = {name: sample_layout(spec, grid) for name, spec in dataset.arrays.items()}
+    return {
+        name: around([layout.box(place) for place in coords]) for name, layout in layouts.items()
+    }

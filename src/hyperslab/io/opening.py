@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,7 +56,7 @@ def open(
     given = {name: value for name, value in asked.items() if value is not None}
     known = {**dict.fromkeys(asked), **_preset(preset), **given}
     settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
-    _check_kinds(known)
+    _check_types(known)
     files = _absolute(find_named_files(paths))
     paths_found = [file.path for file in files]
     cls = find_format(paths_found[0], known["format"])
@@ -67,7 +67,7 @@ def open(
     if unknown := sorted(set(by_name) - set(names)):
         raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {names}")
 
-    open_file = Opener(cls, tuple(names), settings)
+    open_file = partial(_open_file, cls, tuple(names), settings)
     first = open_file(paths_found[0])
     specs = _specs(paths_found[0], names, first, by_name)
     counts = _counts(paths_found, specs[0], first, open_file)
@@ -86,7 +86,7 @@ def open_target(
     cls = find_format(path)
     settings = _settings(cls, external=external)
     (name,) = _names(cls, path, dict.fromkeys(("sample", "target", "stats")), settings)
-    open_file = Opener(cls, (name,), settings)
+    open_file = partial(_open_file, cls, (name,), settings)
     (reader,) = first = open_file(path)
     known = None if reader.axes == STACKED else reader.axes
     spec = _target_spec(path, name, reader, axes or known, sample)
@@ -134,7 +134,7 @@ def _path_text(path: object) -> str:
     return text
 
 
-def _check_kinds(known: Mapping[str, Any]) -> None:
+def _check_types(known: Mapping[str, Any]) -> None:
     target, axes = known["target"], known["axes"]
     targets = target if isinstance(target, list | tuple) else [target]
     for name in (known["sample"], known["stats"], known["format"], *targets):
@@ -172,17 +172,10 @@ def _names(
     return names
 
 
-@dataclass(frozen=True)
-class Opener:
-    """Opens files of one kind; can be pickled."""
-
-    format: type[Format]
-    names: tuple[str, ...]
-    options: Mapping[str, Any]
-
-    def __call__(self, path: Path) -> list[ArrayReader]:
-        call = partial(self.format.open, path, self.names, **self.options)
-        return _explained(path, self.options, call)
+def _open_file(
+    cls: type[Format], names: Sequence[str], options: Mapping[str, Any], path: Path
+) -> list[ArrayReader]:
+    return _explained(path, options, lambda: cls.open(path, names, **options))
 
 
 def _explained(path: Path, options: Mapping[str, Any], call: Callable[[], T]) -> T:
@@ -209,18 +202,15 @@ def _specs(
 def _sample_spec(path: Path, name: str, reader: ArrayReader, letters: str | None) -> ArraySpec:
     what = f"array {name!r} of {path}"
     if letters is None and reader.axes in (None, STACKED):
+        found = readings(reader.shape, stacked=reader.axes == STACKED)
+        choices = "samples have one to four, of C, D, H and W, each once"
+        if found:
+            choices = f"say what they are: {', '.join(found)}, or another order"
         raise ConfigError(
-            f"{what} has shape {reader.shape}, which does not tell its dims: {_choices(reader)}"
+            f"{what} has shape {reader.shape}, which does not tell its dims: {choices}"
         )
     axes = axes_of(_letters(letters, reader), len(reader.shape), what)
     return ArraySpec(name, axes, axes.sample_shape(reader.shape), reader.dtype, is_cut=True)
-
-
-def _choices(reader: ArrayReader) -> str:
-    found = readings(reader.shape, stacked=reader.axes == STACKED)
-    if not found:
-        return "samples have one to four, of C, D, H and W, each once"
-    return f"say what they are: {', '.join(found)}, or another order"
 
 
 def _letters(letters: str | None, reader: ArrayReader) -> str:

@@ -82,7 +82,7 @@ class Format(ABC):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """How names of its files end, such as ``(".h5", ".hdf5")``."""
+    """How names of its files end, such as ``(".h5", ".hdf5")``, for ``register_format``."""
 
     reads_other_files: ClassVar[bool] = False
     """Whether a file may take data from others that it names; the option ``external`` is then

@@ -1,4 +1,4 @@
-"""What one array of every sample is like: its dims in the file, its boxes."""
+"""What one array of every sample is like: its dims in the file, its boxes, those of ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from hyperslab.errors import ConfigError, FormatError, LayoutError
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.reader import ArrayReader
-from hyperslab.layout import Box, Span
+from hyperslab.layout import Box, Grid, Layout, Span, split_over
 
 T = TypeVar("T")
 
 ORDER = "CDHW"
+AXIS_OF = {"C": "channel", "D": "depth", "H": "height", "W": "width"}
+"""The axis of a mesh that a dim is cut along, by the dim's letter."""
 READINGS = {
     1: ("W", "C"),
     2: ("HW", "CW", "NW", "NC"),
@@ -119,6 +121,8 @@ def _reading(letters: str, shape: Sequence[int]) -> str:
 
 
 BoxLike = Box | tuple[slice, ...]
+AxisCuts = Mapping[str, Sequence[int]]
+"""The bounds along some axes of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,10 @@ class ArraySpec:
     def nbytes(self) -> int:
         """Of one sample."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+
+def shown_shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def has_same_space(letters: str, shape: Sequence[int], sample: ArraySpec) -> bool:
@@ -252,3 +260,35 @@ def checked_out(out: NDArray[Any] | None, box: Box, spec: ArraySpec) -> NDArray[
     if not out.flags.writeable:
         raise LayoutError("out cannot be written to")
     return out
+
+
+def sample_layout(spec: ArraySpec, grid: Grid, cuts: AxisCuts | None = None) -> Layout:
+    """How one sample of an array is cut over ``grid``: as a tensor that enters the mesh.
+
+    ``cuts`` gives the bounds along some axes; the others are cut evenly.
+    """
+    if not spec.is_cut:
+        return Layout.unsplit(spec.shape)
+    return split_over(spec.shape, grid, [AXIS_OF[letter] for letter in spec.axes.names], cuts)
+
+
+def check_cuts(spec: ArraySpec, grid: Grid) -> None:
+    """Raises if ``grid`` cuts along an axis that the sample ``spec`` does not have."""
+    names = spec.axes.names
+    spatial = [axis for axis in grid.long_axes if axis not in ("sample", "channel")]
+    if missing := [axis for axis in spatial if axis not in {AXIS_OF[n] for n in names}]:
+        raise LayoutError(
+            f"the mesh {grid.describe()} cuts along {', '.join(missing)}, but the samples have "
+            f"dims {names} of shape {spec.shape}: leave it out, or name their dims by axes"
+        )
+
+
+def around(boxes: list[Box]) -> Box:
+    """The smallest box that holds all of ``boxes``; empty ones ask for nothing."""
+    full = [box for box in boxes if box] or boxes[:1]
+    return Box(
+        tuple(
+            Span(min(span.start for span in spans), max(span.stop for span in spans))
+            for spans in zip(*(box.spans for box in full), strict=True)
+        )
+    )

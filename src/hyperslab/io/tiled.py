@@ -10,14 +10,13 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
 from hyperslab.io.reader import ArrayReader, OpenFile, Storage
-from hyperslab.io.spec import ArraySpec, check_like
+from hyperslab.io.spec import AXIS_OF, ArraySpec, check_like, shown_shape
 from hyperslab.layout import Box, Span
-
-WORDS = {"D": "depth", "H": "height", "W": "width"}
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,8 @@ class Tiling:
 
     def origin(self, tile: int) -> tuple[int, ...]:
         """Where a tile begins in its sample; tiles are counted in row-major order."""
-        places = []
-        for count, extent in zip(reversed(self.counts), reversed(self.extents), strict=True):
-            tile, place = divmod(tile, count)
-            places.append(place * extent)
-        return tuple(reversed(places))
+        places = np.unravel_index(tile, self.counts)
+        return tuple(int(i) * extent for i, extent in zip(places, self.extents, strict=True))
 
     @property
     def _space(self) -> tuple[int, ...]:
@@ -76,8 +72,8 @@ class Tiling:
                 fitting = [n for n in range(1, whole + 1) if whole % n == 0]
                 nearest = sorted(sorted(fitting, key=lambda n: abs(n - extent))[:3])
                 raise ConfigError(
-                    f"tiles of {_shown(self.extents)} do not fill samples of "
-                    f"{_shown(self._space)}: their {WORDS[letter]} of {extent} does not divide "
+                    f"tiles of {shown_shape(self.extents)} do not fill samples of "
+                    f"{shown_shape(self._space)}: their {AXIS_OF[letter]} of {extent} does not divide "
                     f"{whole}, as {' or '.join(map(str, nearest))} would"
                 )
 
@@ -124,21 +120,15 @@ class TiledArray(ArrayReader):
         return self._spec.axes.in_file_order((*zeros[len(origin) :], *origin))
 
 
-@dataclass(frozen=True)
-class TiledOpener:
-    """Opens files of samples as files of tiles; can be pickled."""
-
-    open_whole: OpenFile
-    specs: tuple[ArraySpec, ...]
-    """Of the samples."""
-    tiling: Tiling
-
-    def __call__(self, path: Path) -> list[ArrayReader]:
-        found: list[ArrayReader] = []
-        for spec, reader in zip(self.specs, self.open_whole(path), strict=True):
-            check_like(spec, reader, path)
-            found.append(TiledArray(reader, spec, self.tiling))
-        return found
+def open_tiled(
+    open_whole: OpenFile, specs: Sequence[ArraySpec], tiling: Tiling, path: Path
+) -> list[ArrayReader]:
+    """The arrays of a file, whose samples are like ``specs``, as arrays of tiles."""
+    found: list[ArrayReader] = []
+    for spec, reader in zip(specs, open_whole(path), strict=True):
+        check_like(spec, reader, path)
+        found.append(TiledArray(reader, spec, tiling))
+    return found
 
 
 def untiled(reader: ArrayReader) -> ArrayReader:
@@ -158,12 +148,8 @@ def _lengths(extents: int | Sequence[int], letters: str, sample: ArraySpec) -> t
         ) from None
     if len(lengths) != len(letters) or not letters:
         raise ConfigError(
-            f"tiles of {_shown(lengths)} were asked for, but samples of {_shown(sample.shape)} "
+            f"tiles of {shown_shape(lengths)} were asked for, but samples of {shown_shape(sample.shape)} "
             f"have {len(letters)} spatial dims ({letters or 'none'}): give one length for all of "
             "them, or one each"
         )
     return lengths
-
-
-def _shown(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

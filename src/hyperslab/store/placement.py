@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from hyperslab.io import ArraySpec
-from hyperslab.io.rank_boxes import check_cuts, sample_layout
+from hyperslab.io.spec import check_cuts, sample_layout
 from hyperslab.layout import Box, Cuts, Grid, Layout, Span, Split, cut_evenly
 
 

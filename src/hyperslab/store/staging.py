@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io import Dataset
-from hyperslab.io.rank_boxes import around
+from hyperslab.io.spec import around
 from hyperslab.io.stage import StageReport, open_staged, stage
 from hyperslab.store.peers import Peers, ranks_of_node
 from hyperslab.store.placement import Placement

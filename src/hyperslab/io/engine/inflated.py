@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +17,12 @@ from hyperslab.io.engine.contiguous import ContiguousArray
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.threads import ForkSafeLock
 from hyperslab.io.reader import Storage
-from hyperslab.layout import Box, Span
+from hyperslab.layout import Box
 
 PIECE_NBYTES = 2**20
 """Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
 INPUT_NBYTES = 2**16
 """Read from the file at a time."""
-RUN_NBYTES = 4 * 2**20
-"""The same to take a part of a box out of it."""
 MAX_RATIO = 1032
 """Deflate cannot do better: a byte becomes at most this many."""
 MAX_MARKS = 32
@@ -258,49 +254,18 @@ class StreamedArray(ContiguousArray):
     def read(self, box: Box, out: NDArray[Any]) -> None:
         if not box:
             return
-        shape, spans = self.shape, box.spans
-        if self._fortran:
-            shape, spans, out = shape[::-1], spans[::-1], out.T
-        runs = list(_runs(shape, spans, self._stored.itemsize))
-        with inflated(self._file).opened(self._offset + runs[0].start) as stream:
-            for run in runs:
-                stream.skip(self._offset + run.start - stream.position)
-                rows = np.empty(run.shape, self._stored)
-                stream.read_into(rows.reshape(-1).view(np.uint8).data)
-                out[run.place] = rows[run.part]
+        copy = self._copy_of(box, out)
+        with inflated(self._file).opened(copy.offset) as stream:
+            copy.run(_RowReader(stream), max_threads=1)
 
 
-class _Run(NamedTuple):
-    """Neighbouring bytes of an array in C order, and the part of a box that is in them."""
+class _RowReader:
+    """Fills rows, which ascend, from a stream that only goes forward."""
 
-    start: int
-    shape: tuple[int, ...]
-    part: tuple[slice, ...]
-    """Of the box, in an array of ``shape``."""
-    place: tuple[int | slice, ...]
-    """Of that part, in the box."""
+    def __init__(self, stream: InflatedStream) -> None:
+        self._stream = stream
 
-
-def _runs(shape: tuple[int, ...], spans: tuple[Span, ...], itemsize: int) -> Iterator[_Run]:
-    """The runs that hold the box of ``spans``, in the order of the array.
-
-    A run is some whole rows along the first dim whose rows are small enough.
-    """
-    if not shape:
-        yield _Run(0, (), (), ())
-        return
-    row_nbytes = [math.prod(shape[dim + 1 :]) * itemsize for dim in range(len(shape))]
-    dim = next(dim for dim, nbytes in enumerate(row_nbytes) if nbytes <= RUN_NBYTES)
-    step = max(1, RUN_NBYTES // row_nbytes[dim])
-    part = (slice(None), *(slice(*span) for span in spans[dim + 1 :]))
-    for lead in product(*(range(*span) for span in spans[:dim])):
-        before = sum(place * nbytes for place, nbytes in zip(lead, row_nbytes, strict=False))
-        inside = tuple(place - span.start for place, span in zip(lead, spans, strict=False))
-        for first in range(*spans[dim], step):
-            rows = Span(first, min(first + step, spans[dim].stop))
-            yield _Run(
-                before + first * row_nbytes[dim],
-                (rows.size, *shape[dim + 1 :]),
-                part,
-                (*inside, rows.slice_from(spans[dim].start)),
-            )
+    def fill_rows(self, rows: NDArray[np.uint8], offset: int, step: int) -> None:
+        for number, row in enumerate(rows):
+            self._stream.skip(offset + number * step - self._stream.position)
+            self._stream.read_into(row.data)

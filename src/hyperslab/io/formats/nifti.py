@@ -42,8 +42,6 @@ class Nifti(Format):
     them as stored.
     """
 
-    suffixes = (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz")
-
     @classmethod
     def names(cls, path: Path, **_: Any) -> Sequence[str]:
         for file in set(_pair(path)):
@@ -99,10 +97,6 @@ class Header:
     inter: float
     is_single: bool
     """Whether the data is in the header's file."""
-
-    @property
-    def is_scaled(self) -> bool:
-        return (self.slope, self.inter) != (1.0, 0.0)
 
 
 def parse_header(raw: bytes, path: Path) -> Header:
@@ -193,7 +187,7 @@ def _open_image(path: Path, scaled: bool) -> ArrayReader:
     is_gzip = _is_gzip(file) if header.is_single else data_path.suffix == ".gz"
     cls = StreamedArray if is_gzip else ContiguousArray
     stored = cls(file, header.offset, shape, header.dtype, fortran=True, axes=AXES[len(shape)])
-    is_scaled = scaled and header.is_scaled
+    is_scaled = scaled and (header.slope, header.inter) != (1.0, 0.0)
     image = ScaledArray(stored, header.slope, header.inter) if is_scaled else stored
     image.sources = tuple(part for part in {header_path, data_path} if part != path)
     return image

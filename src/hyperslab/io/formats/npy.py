@@ -7,7 +7,7 @@ import math
 import tokenize
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -39,8 +39,6 @@ _EVALUATES = ForkSafeLock()
 
 class Npy(Format):
     """``.npy`` files of versions 1 to 3, C or Fortran order, either byte order."""
-
-    suffixes: ClassVar[tuple[str, ...]] = (".npy",)
 
     @classmethod
     def names(cls, path: Path) -> Sequence[str]:  # type: ignore[override]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from operator import index
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -20,8 +20,6 @@ from hyperslab.io.reader import ArrayReader, Format
 
 class Raw(Format):
     """Files that hold an array and nothing else, but for a header that ``offset`` skips."""
-
-    suffixes: ClassVar[tuple[str, ...]] = (".raw", ".bin", ".dat")
 
     @classmethod
     def names(cls, path: Path, **_: Any) -> Sequence[str]:

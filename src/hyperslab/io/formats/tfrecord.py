@@ -32,8 +32,6 @@ from hyperslab.layout import Box, Span
 LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 DESCRIPTIONS = {"bytes": "several strings of bytes", "empty": "empty", "missing": "missing"}
 MISSING = Feature("missing", Extent(0, 0), None)
-Shapes = Mapping[str, Sequence[int]]
-DTypes = Mapping[str, DTypeLike]
 
 
 class TFRecord(Format):
@@ -49,8 +47,6 @@ class TFRecord(Format):
             whole record once, where a box may be a small part of it.
     """
 
-    suffixes = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz")
-
     @classmethod
     def names(cls, path: Path, *, verify: bool = True, **_: Any) -> Sequence[str]:
         features = RecordFile(DataFile.look_at(path), verify=verify).first_features()
@@ -62,8 +58,8 @@ class TFRecord(Format):
         path: Path,
         names: Sequence[str],
         *,
-        shape: Shapes | None = None,
-        dtype: DTypes | None = None,
+        shape: Mapping[str, Sequence[int]] | None = None,
+        dtype: Mapping[str, DTypeLike] | None = None,
         stacked: bool = True,
         verify: bool = True,
     ) -> list[ArrayReader]:
@@ -124,19 +120,16 @@ class RecordArray(ArrayReader):
                 f"{what} is a list of {LIST_DTYPES[feature.kind]}, and {self.dtype} was expected"
             )
         if feature.values is not None:
-            self._read_values(feature.values, part, out, what)
+            self._check_nbytes(feature.values.nbytes, what)
+            cls = StreamedArray if self._file.is_gzip else ContiguousArray
+            offset = feature.values.offset
+            cls(self._file.file, offset, self._record_shape, self._stored).read(part, out)
         elif feature.kind in LIST_DTYPES:
             values = _decoded(self._file, feature, what)
             self._check_nbytes(values.nbytes, what)
             out[...] = values.reshape(self._record_shape)[tuple(slice(*s) for s in part.spans)]
         else:
             raise FormatError(f"{what} is {DESCRIPTIONS[feature.kind]}, and one was expected")
-
-    def _read_values(self, values: Extent, part: Box, out: NDArray[Any], what: str) -> None:
-        self._check_nbytes(values.nbytes, what)
-        cls = StreamedArray if self._file.is_gzip else ContiguousArray
-        array = cls(self._file.file, values.offset, self._record_shape, self._stored)
-        array.read(part, out)
 
     def _check_nbytes(self, nbytes: int, what: str) -> None:
         expected = math.prod(self._record_shape) * self._stored.itemsize

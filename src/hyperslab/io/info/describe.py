@@ -13,7 +13,7 @@ from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import nbytes_on_disk
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, find_format
-from hyperslab.io.spec import ArraySpec
+from hyperslab.io.spec import ArraySpec, shown_shape
 from hyperslab.io.tiled import untiled
 
 Shape = tuple[int, ...]
@@ -120,10 +120,6 @@ def _fits(preset: Mapping[str, Any], arrays: Mapping[str, Listed]) -> bool:
         return False
     extents = dict(zip(axes, shape, strict=True))
     return all(extents["C"] <= extents[axis] for axis in extents if axis != "N")
-
-
-def shown_shape(shape: Shape) -> str:
-    return "x".join(map(str, shape)) or "scalar"
 
 
 def _describe_array(dataset: Dataset, spec: ArraySpec) -> ArrayInfo:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
-from hyperslab.io.dataset import Dataset
+from hyperslab.io.dataset import Dataset, rank_boxes
 from hyperslab.io.engine.box_copy import DIRECT_NBYTES
 from hyperslab.io.engine.read_ahead import GAP_NBYTES
-from hyperslab.io.info.describe import nbytes_of, shown_shape
+from hyperslab.io.info.describe import nbytes_of
 from hyperslab.io.partial import shown_nbytes
-from hyperslab.io.rank_boxes import check_cuts, rank_boxes
 from hyperslab.io.reader import ArrayReader
+from hyperslab.io.spec import check_cuts, shown_shape
 from hyperslab.io.tiled import TiledArray, untiled
 from hyperslab.layout import Box, Grid
 
@@ -52,7 +50,7 @@ def read_cost(reader: ArrayReader, box: Box) -> ReadCost:
     if not wanted:
         return NOTHING
     if isinstance(reader, TiledArray):
-        return reduce(add, (read_cost(reader.whole, part) for part in reader.parts(box)))
+        return sum((read_cost(reader.whole, part) for part in reader.parts(box)), NOTHING)
     storage = reader.storage()
     if storage.chunks is not None:
         return _chunked(reader, box, storage.chunks, storage.nbytes)
@@ -146,7 +144,7 @@ def mesh_reads(dataset: Dataset, grid: Grid, index: int = 0) -> MeshReads:
             read_cost(dataset.reader(index, name), spec.axes.file_box(number, boxes[name]))
             for name, spec in dataset.arrays.items()
         ]
-        ranks.append(RankReads(rank, boxes[dataset.spec.name], reduce(add, costs, NOTHING)))
+        ranks.append(RankReads(rank, boxes[dataset.spec.name], sum(costs, NOTHING)))
     return MeshReads(grid, tuple(ranks))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.partial import explained_writing
-from hyperslab.io.spec import ArraySpec
+from hyperslab.io.spec import AXIS_OF, ArraySpec
 from hyperslab.layout import Box, Span
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def slice_box(spec: ArraySpec) -> Box:
 
 
 def place_of_slice(spec: ArraySpec) -> str:
-    words = {"D": "depth", "H": "height", "W": "width"}
     parts = [
-        f"{words[letter]} {span.start}" + (f" to {span.stop}" if span.size > 1 else "")
+        f"{AXIS_OF[letter]} {span.start}" + (f" to {span.stop}" if span.size > 1 else "")
         for letter, span, extent in zip(
             spec.axes.names, slice_box(spec).spans, spec.shape, strict=True
         )

@@ -12,9 +12,8 @@ from typing import Any
 
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.rank_boxes import check_cuts, sample_layout
 from hyperslab.io.reader import suffix_of
-from hyperslab.io.spec import ArraySpec
+from hyperslab.io.spec import ArraySpec, check_cuts, sample_layout, shown_shape
 from hyperslab.layout import Cuts, Grid, Span, cut_evenly
 
 COMPRESSIONS = ("bitshuffle-lz4", "zstd", "gzip", "none")
@@ -72,8 +71,8 @@ def _plan_array(
 def _given(chunks: Sequence[int], shape: Sequence[int], spec: ArraySpec) -> tuple[int, ...]:
     if len(chunks) != len(shape):
         raise ConfigError(
-            f"chunks {'x'.join(map(str, chunks))} have {len(chunks)} dims, but samples of "
-            f"{spec.name!r} are written with {len(shape)}: {'x'.join(map(str, shape))}"
+            f"chunks {shown_shape(chunks)} have {len(chunks)} dims, but samples of "
+            f"{spec.name!r} are written with {len(shape)}: {shown_shape(shape)}"
         )
     return tuple(max(1, min(pair)) for pair in zip(chunks, shape, strict=True))
 
@@ -86,8 +85,7 @@ def _chosen(
     if not axes:
         return slab_chunks(shape, spec.dtype.itemsize)
     cuts = _cuts(spec, grid)
-    pairs = zip(axes, shape, strict=True)
-    dims = [ChunkDim(extent, cuts[letter], letter != "C") for letter, extent in pairs]
+    dims = [ChunkDim(cuts[letter], letter != "C") for letter in axes]
     return choose_chunks(dims, spec.dtype.itemsize, is_cubic=grid is None)
 
 
@@ -167,7 +165,6 @@ COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 2
 class ChunkDim:
     """One dim of an array, in the order in which it is written."""
 
-    extent: int
     cuts: Cuts
     """Where ranks' boxes end."""
     is_spatial: bool
@@ -199,8 +196,8 @@ def choose_chunks(dims: Sequence[ChunkDim], itemsize: int, *, is_cubic: bool) ->
 
     >>> from hyperslab.layout import cut_evenly
     >>> cut, whole = cut_evenly(512, 4), cut_evenly(512, 1)
-    >>> dims = [ChunkDim(4, cut_evenly(4, 1), False), ChunkDim(512, cut, True)]
-    >>> dims += [ChunkDim(512, whole, True)] * 2
+    >>> dims = [ChunkDim(cut_evenly(4, 1), False), ChunkDim(cut, True)]
+    >>> dims += [ChunkDim(whole, True)] * 2
     >>> choose_chunks(dims, 2, is_cubic=False)
     (1, 2, 512, 512)
     """

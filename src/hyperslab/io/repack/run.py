@@ -117,7 +117,9 @@ def repack(
     options = {**dataset.options, "sample": dataset.spec.name}
     work = [Job(source, target, options, plans, compression) for source, target in targets.items()]
     todo = [job for job in work if not is_done(job)]
-    sizes = _sizes(dataset)
+    one_sample = sum(spec.nbytes for spec in dataset.arrays.values())
+    counts = zip(dataset.paths, dataset.counts, strict=True)
+    sizes = {path: one_sample * num for path, num in counts}
     total = sum(sizes[job.source] for job in todo)
     if todo:
         ratio = estimated_ratio(dataset, plans, compression)
@@ -136,12 +138,6 @@ def repack(
         left_out=tuple(dict.fromkeys(what for each in done for what in each.left_out)),
         seconds=time.perf_counter() - began,
     )
-
-
-def _sizes(dataset: Dataset) -> dict[Path, int]:
-    """The bytes of the arrays of each file."""
-    one = sum(spec.nbytes for spec in dataset.arrays.values())
-    return {path: one * num for path, num in zip(dataset.paths, dataset.counts, strict=True)}
 
 
 def estimated_ratio(dataset: Dataset, plans: Sequence[ArrayPlan], compression: str) -> float:

@@ -139,7 +139,9 @@ def _write(
             plan.name: _write_array(file, plan, readers[plan.name], job, written)
             for plan in job.arrays
         }
-        left_out = _copy_rest(job, file) if _is_hdf5(job) else []
+        source_format = find_format(job.source, job.options.get("format"))
+        is_hdf5 = source_format is find_format(job.source, "hdf5")
+        left_out = _copy_rest(job, file) if is_hdf5 else []
         file.attrs.update(notes)
     sink.check()
     return left_out, checksums
@@ -211,10 +213,6 @@ def _compare(
                     f"{job.target} would not hold what {job.source} does (array {plan.name!r}): "
                     "the disk or the memory may be failing"
                 )
-
-
-def _is_hdf5(job: Job) -> bool:
-    return find_format(job.source, job.options.get("format")) is find_format(job.source, "hdf5")
 
 
 class _Copier:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,19 @@ def open_staged(
     units = {unit.path: unit for unit in plan_units(dataset, boxes, samples)}
     found = {path: find_record(unit, folder, verify=verify) for path, unit in units.items()}
     records = {path: record for path, record in found.items() if isinstance(record, Record)}
-    if len(records) < len(units) and not allow_missing:
-        _raise_missing({path: why for path, why in found.items() if isinstance(why, str)}, folder)
+    missing = [f"{path}: {why}" for path, why in found.items() if isinstance(why, str)]
+    if missing and not allow_missing:
+        raise FormatError(
+            f"{len(missing)} of the files are not in {folder}, such as {missing[0]}; stage them "
+            "(again) with the same boxes and samples"
+        )
 
     def open_file(path: Path) -> list[ArrayReader]:
         if path not in records:
             return dataset.open_file(path)
         if records[path].is_copy:
             return dataset.open_file(folder / units[path].name)
-        return [_staged_array(dataset, units[path], spec, folder) for spec in units[path].specs]
+        return [StagedArray(dataset, units[path], spec, folder) for spec in units[path].specs]
 
     return dataset.reopened(open_file)
 
@@ -62,17 +67,14 @@ def open_staged(
 class StagedArray(ArrayReader):
     """An array of a file, of which one box of some samples is in a file of its own."""
 
-    def __init__(
-        self,
-        unit: Unit,
-        spec: ArraySpec,
-        local: ArrayReader,
-        open_original: Callable[[], ArrayReader],
-    ) -> None:
+    def __init__(self, dataset: Dataset, unit: Unit, spec: ArraySpec, folder: Path) -> None:
         shape = spec.axes.in_file_order(spec.shape)
         self.shape = (unit.num_samples, *shape) if spec.axes.stacked else shape
         self.dtype = spec.dtype
-        self._local, self._open_original = local, open_original
+        file, staged = DataFile.look_at(folder / array_name(unit, spec.name)), shape_of(unit, spec)
+        offset = len(npy_header(staged, spec.dtype))
+        self._local = ContiguousArray(file, offset, staged, spec.dtype)
+        self._open_original = partial(dataset.reader, unit.index, spec.name)
         self._box = unit.boxes[spec.name]
         numbers = {number: position for position, number in enumerate(unit.numbers)}
         self._positions = numbers if spec.axes.stacked else None
@@ -85,7 +87,8 @@ class StagedArray(ArrayReader):
         if places is None:
             self._open_original().read(box, out)
             return
-        for place, part in zip(places, _parts(out, len(places)), strict=True):
+        parts = [out] if len(places) == 1 else [out[i : i + 1] for i in range(len(places))]
+        for place, part in zip(places, parts, strict=True):
             self._local.read(place, part)
 
     def _places(self, box: Box) -> list[Box] | None:
@@ -102,22 +105,3 @@ class StagedArray(ArrayReader):
             return None
         starts = [self._positions[number] for number in numbers]
         return [Box((Span(start, start + 1), *spans)) for start in starts]
-
-
-def _parts(out: NDArray[Any], num: int) -> list[NDArray[Any]]:
-    return [out] if num == 1 else [out[i : i + 1] for i in range(num)]
-
-
-def _staged_array(dataset: Dataset, unit: Unit, spec: ArraySpec, folder: Path) -> StagedArray:
-    file = DataFile.look_at(folder / array_name(unit, spec.name))
-    shape = shape_of(unit, spec)
-    local = ContiguousArray(file, len(npy_header(shape, spec.dtype)), shape, spec.dtype)
-    return StagedArray(unit, spec, local, lambda: dataset.reader(unit.index, spec.name))
-
-
-def _raise_missing(missing: Mapping[Path, str], folder: Path) -> None:
-    path, reason = next(iter(missing.items()))
-    raise FormatError(
-        f"{len(missing)} of the files are not in {folder}, such as {path}: {reason}; stage them "
-        "(again) with the same boxes and samples"
-    )

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from hyperslab.errors import ConfigError, FormatError
-from hyperslab.io.copying import ABSENT, SourceIdentity, is_still
+from hyperslab.errors import ConfigError
+from hyperslab.io.copying import SourceIdentity, identity_or_absent, is_still
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.partial import partial_file
@@ -119,7 +119,7 @@ def plan_units(
         Unit(
             path=path,
             source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
-            identity=_identity(path),
+            identity=identity_or_absent(path),
             index=indices[min(indices)],
             numbers=tuple(sorted(indices)),
             num_samples=counts[path],
@@ -129,14 +129,6 @@ def plan_units(
         )
         for path, indices in found.items()
     ]
-
-
-def _identity(path: Path) -> SourceIdentity:
-    """That of a file which is not there is found out when it is read, with all others."""
-    try:
-        return SourceIdentity.of(path)
-    except FormatError:
-        return ABSENT
 
 
 def _digest(value: object) -> str:

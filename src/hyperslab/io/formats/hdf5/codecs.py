@@ -106,7 +106,7 @@ def lz4(stored: Bytes, nbytes: int) -> Bytes:
     place = 12
     for start in range(0, nbytes, block_nbytes):
         size = min(block_nbytes, nbytes - start)
-        packed = _block_nbytes(stored, place, "LZ4")
+        packed = _block_nbytes(stored, place)
         if packed == size:  # it did not get smaller
             out[start : start + size] = stored[place + 4 : place + 4 + size]
         else:
@@ -225,13 +225,13 @@ def _block_header(stored: Bytes, nbytes: int, what: str) -> int:
     return int(block_nbytes)
 
 
-def _block_nbytes(stored: Bytes, place: int, what: str) -> int:
-    """The stored size of the block at ``place``, which must lie inside."""
+def _block_nbytes(stored: Bytes, place: int) -> int:
+    """The stored size of the LZ4 block at ``place``, which must lie inside."""
     if place + 4 <= stored.size:
         (packed,) = _UINT32.unpack_from(stored.data, place)
         if place + 4 + packed <= stored.size:
             return int(packed)
-    raise FormatError(f"{what} data is damaged or cut off: a block at byte {place} goes on")
+    raise FormatError(f"LZ4 data is damaged or cut off: a block at byte {place} goes on")
 
 
 def blosc(stored: Bytes, nbytes: int) -> Bytes:

@@ -37,7 +37,6 @@ class Hdf5(Format):
     the file is then read without it; what only it can read takes the slow way through it.
     """
 
-    suffixes = (".h5", ".hdf5", ".hdf", ".nc", ".he5")
     reads_other_files = True
 
     @classmethod

@@ -112,16 +112,19 @@ def _consolidated(group: Node) -> list[str] | None:
     """The names in the metadata of the whole hierarchy, where that is collected in its root."""
     if group.version == 3:
         nodes = _entries(group.metadata.get("consolidated_metadata"))
-        return None if nodes is None else [name for name, node in nodes.items() if _tells(node)]
+        return (
+            None
+            if nodes is None
+            else [
+                name
+                for name, node in nodes.items()
+                if isinstance(node, dict) and node.get("node_type") == "array"
+            ]
+        )
     path = group.directory / ".zmetadata"
     nodes = _entries(read_document(DataFile.look_at(path))) if path.exists() else None
     ends = "/.zarray"
     return None if nodes is None else [key[: -len(ends)] for key in nodes if key.endswith(ends)]
-
-
-def _tells(node: object) -> bool:
-    """Whether a node is an array."""
-    return isinstance(node, dict) and node.get("node_type") == "array"
 
 
 def _entries(document: object) -> Json | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,6 @@ class Zarr(Format):
     file is missing holds the fill value, so that a lost file cannot be told from one that was never
     written; open data that has no holes with ``holes=False``, and a missing file is an error.
     """
-
-    suffixes: ClassVar[tuple[str, ...]] = (".zarr",)
 
     @classmethod
     def names(cls, path: Path, **_: Any) -> Sequence[str]:

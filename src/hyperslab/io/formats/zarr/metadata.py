@@ -73,17 +73,19 @@ class ArrayMetadata:
 
 def extents(value: object, what: str, *, least: int, ndim: int | None = None) -> tuple[int, ...]:
     """``value`` as a tuple of extents, once it is sure that it is one."""
-    if not isinstance(value, list) or not all(_is_extent(item, least) for item in value):
-        raise FormatError(f"damaged: its {what} is {_short(value)}")
+    if not isinstance(value, list) or not all(
+        type(item) is int and least <= item <= MAX_EXTENT for item in value
+    ):
+        raise FormatError(f"damaged: its {what} is {value!r:.80}")
     if ndim not in (None, len(value)):
-        raise FormatError(f"damaged: its {what} is {_short(value)}, and it has {ndim} dims")
+        raise FormatError(f"damaged: its {what} is {value!r:.80}, and it has {ndim} dims")
     return tuple(value)
 
 
 def check_size(shape: Sequence[int], dtype: np.dtype[Any], what: str) -> None:
     """Raises unless so many bytes can be counted, at least."""
     if math.prod(shape) * dtype.itemsize > MAX_EXTENT:
-        raise FormatError(f"damaged: its {what} is {_short(list(shape))}")
+        raise FormatError(f"damaged: its {what} is {list(shape)!r:.80}")
 
 
 def axes_hint(names: object, ndim: int) -> str | None:
@@ -95,15 +97,6 @@ def axes_hint(names: object, ndim: int) -> str | None:
     if not whole or "N" in letters[1:] or letters == ["N"]:
         return None
     return "".join(letters)
-
-
-def _is_extent(item: object, least: int) -> bool:
-    return type(item) is int and least <= item <= MAX_EXTENT
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def parse_v2(metadata: Json, dim_names: object) -> ArrayMetadata:
