@@ -73,8 +73,8 @@ class Tiling:
                 nearest = sorted(sorted(fitting, key=lambda n: abs(n - extent))[:3])
                 raise ConfigError(
                     f"tiles of {shown_shape(self.extents)} do not fill samples of "
-                    f"{shown_shape(self._space)}: their {AXIS_OF[letter]} of {extent} does not divide "
-                    f"{whole}, as {' or '.join(map(str, nearest))} would"
+                    f"{shown_shape(self._space)}: their {AXIS_OF[letter]} of {extent} does not "
+                    f"divide {whole}, as {' or '.join(map(str, nearest))} would"
                 )
 
 
@@ -148,8 +148,8 @@ def _lengths(extents: int | Sequence[int], letters: str, sample: ArraySpec) -> t
         ) from None
     if len(lengths) != len(letters) or not letters:
         raise ConfigError(
-            f"tiles of {shown_shape(lengths)} were asked for, but samples of {shown_shape(sample.shape)} "
-            f"have {len(letters)} spatial dims ({letters or 'none'}): give one length for all of "
-            "them, or one each"
+            f"tiles of {shown_shape(lengths)} were asked for, but samples of "
+            f"{shown_shape(sample.shape)} have {len(letters)} spatial dims ({letters or 'none'}): "
+            "give one length for all of them, or one each"
         )
     return lengths

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Bytes = NDArray[np.uint8]
+KEPT_NBYTES = 64 * 2**20
+"""That a thread keeps for its next chunk; new memory costs several times as much as a copy."""
 
 
 def empty_aligned(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
@@ -123,10 +125,6 @@ class BufferPool:
         if self._on_free is not None:
             for memory in dropped:
                 self._on_free(memory)
-
-
-KEPT_NBYTES = 64 * 2**20
-"""That a thread keeps for its next chunk; new memory costs several times as much as a copy."""
 
 
 class Scratch(threading.local):

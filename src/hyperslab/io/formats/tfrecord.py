@@ -32,6 +32,15 @@ from hyperslab.layout import Box, Span
 LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 DESCRIPTIONS = {"bytes": "several strings of bytes", "empty": "empty", "missing": "missing"}
 MISSING = Feature("missing", Extent(0, 0), None)
+HEADER = struct.Struct("<QI")
+"""The length of a record, and the sum of those eight bytes; the record and its sum follow."""
+SUM = struct.Struct("<I")
+WINDOW_NBYTES = 512
+"""Read at a time while hopping from one field to the next."""
+SUMMED_NBYTES = 2**20
+"""Read and summed at a time."""
+
+Features = dict[str, Feature]
 
 
 class TFRecord(Format):
@@ -206,17 +215,6 @@ def _decoded(file: RecordFile, feature: Feature, what: str) -> NDArray[Any]:
         return decode_list(feature.kind, file.read(feature.list))
     except NotAnExample as error:
         raise FormatError(f"{what}: {error}") from error
-
-
-HEADER = struct.Struct("<QI")
-"""The length of a record, and the sum of those eight bytes; the record and its sum follow."""
-SUM = struct.Struct("<I")
-WINDOW_NBYTES = 512
-"""Read at a time while hopping from one field to the next."""
-SUMMED_NBYTES = 2**20
-"""Read and summed at a time."""
-
-Features = dict[str, Feature]
 
 
 def masked(crc: int) -> int:

@@ -16,6 +16,15 @@ from hyperslab.io.spec import check_cuts, shown_shape
 from hyperslab.io.tiled import TiledArray, untiled
 from hyperslab.layout import Box, Grid
 
+MAX_AMPLIFICATION = 1.25
+SMALL_NBYTES = 16 << 10
+"""Chunks below this cost more by their number than by their bytes."""
+MANY_READS = 1000
+FREE_NBYTES = 1 << 16
+"""To read or decode so little takes no longer than to read less."""
+LARGE_NBYTES = 64 << 20
+"""Chunks above this are slow to begin with, and no two threads can share one."""
+
 
 @dataclass(frozen=True)
 class ReadCost:
@@ -93,16 +102,6 @@ def _contiguous(reader: ArrayReader, box: Box) -> ReadCost:
             num *= size
         stride *= extent
     return ReadCost(wanted, num * cover, num * cover, num)
-
-
-MAX_AMPLIFICATION = 1.25
-SMALL_NBYTES = 16 << 10
-"""Chunks below this cost more by their number than by their bytes."""
-MANY_READS = 1000
-FREE_NBYTES = 1 << 16
-"""To read or decode so little takes no longer than to read less."""
-LARGE_NBYTES = 64 << 20
-"""Chunks above this are slow to begin with, and no two threads can share one."""
 
 
 @dataclass(frozen=True)

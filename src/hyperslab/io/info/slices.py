@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 MAX_EXTENT = 4096
 """Of a slice: more is neither needed for its statistics, nor can it be seen in a picture."""
+MAX_CHANNELS = 4
+MAX_LABELS = 20
+"""Whole numbers below this are taken for classes, and drawn in a colour each."""
 NUM_BINS = 24
 LONG_TAIL = 20
 """Values from 0 to so many times their mean are looked at by their logarithm."""
@@ -131,11 +134,6 @@ def _histogram(values: NDArray[np.float64]) -> tuple[int, ...]:
         return ()
     counts, _ = np.histogram(values, NUM_BINS)
     return tuple(int(count) for count in counts)
-
-
-MAX_CHANNELS = 4
-MAX_LABELS = 20
-"""Whole numbers below this are taken for classes, and drawn in a colour each."""
 
 
 class Panel(NamedTuple):

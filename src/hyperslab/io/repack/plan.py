@@ -17,6 +17,14 @@ from hyperslab.io.spec import ArraySpec, check_cuts, sample_layout, shown_shape
 from hyperslab.layout import Cuts, Grid, Span, cut_evenly
 
 COMPRESSIONS = ("bitshuffle-lz4", "zstd", "gzip", "none")
+CHUNK_NBYTES = 1 << 20
+"""Large enough that a disk reads it at speed, small enough that threads share the work."""
+SMALL_NBYTES = 1 << 14
+"""Samples below this share a chunk: one by one they would cost more by their number."""
+SMALL_BOX_NBYTES = 1 << 16
+"""A box that no mesh will cut further."""
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
+"""Into how many chunks a piece may be cut along a dim, where no number divides it well."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +157,6 @@ def filter_options(compression: str) -> dict[str, Any]:
     if compression == "zstd":
         return {"shuffle": True, **hdf5plugin.Zstd()}
     return dict(hdf5plugin.Bitshuffle(cname="lz4"))
-
-
-CHUNK_NBYTES = 1 << 20
-"""Large enough that a disk reads it at speed, small enough that threads share the work."""
-SMALL_NBYTES = 1 << 14
-"""Samples below this share a chunk: one by one they would cost more by their number."""
-SMALL_BOX_NBYTES = 1 << 16
-"""A box that no mesh will cut further."""
-COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
-"""Into how many chunks a piece may be cut along a dim, where no number divides it well."""
 
 
 @dataclass(frozen=True)

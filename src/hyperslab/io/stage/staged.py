@@ -16,14 +16,7 @@ from hyperslab.io.engine.files import DataFile
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.run import npy_header
-from hyperslab.io.stage.unit import (
-    Record,
-    Unit,
-    array_name,
-    find_record,
-    plan_units,
-    shape_of,
-)
+from hyperslab.io.stage.unit import Record, Unit, array_name, find_record, plan_units, shape_of
 from hyperslab.layout import Box, Span
 
 

@@ -24,6 +24,9 @@ from hyperslab.layout import Box
 VERSION = 3
 """Of names and records: what another version staged is staged anew."""
 
+SUFFIX = ".staged.json"
+"""Of the name of a record."""
+
 BLOCK_NBYTES = 8 << 20
 """Read or written at a time."""
 
@@ -139,9 +142,6 @@ def shape_of(unit: Unit, spec: ArraySpec) -> tuple[int, ...]:
     """Of what is staged of an array, in the file's order of dims."""
     one = unit.boxes[spec.name].shape
     return (len(unit.numbers), *one) if spec.axes.stacked else one
-
-
-SUFFIX = ".staged.json"
 
 
 class Written(NamedTuple):

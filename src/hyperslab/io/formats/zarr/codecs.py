@@ -12,14 +12,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
-from hyperslab.io.engine.chunked import Chunk
+from hyperslab.io.engine.chunked import Buffer, Chunk
 from hyperslab.io.engine.crc32c import crc32c
 from hyperslab.io.engine.inflated import GZIP, ZLIB, inflater
 
-Buffer = bytes | bytearray | memoryview | NDArray[Any]
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+NUMCODECS = {
+    *("blosc", "zlib", "gzip", "bz2", "lzma", "lz4", "zstd", "shuffle"),
+    *("delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits"),
+    *("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"),
+}
+"""What is decoded by numcodecs, and cannot run code that a file brings along."""
+
+REFUSED = {"pickle"}
+"""Run code that a file brings along."""
 
 
 class Step(NamedTuple):
@@ -84,19 +93,6 @@ class Pipeline:
         there = flat.view(self.dtype).reshape(stored_shape)
         back = there.transpose(np.argsort(self.order))
         return np.ascontiguousarray(back).reshape(-1).view(np.uint8)
-
-
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-
-NUMCODECS = {
-    *("blosc", "zlib", "gzip", "bz2", "lzma", "lz4", "zstd", "shuffle"),
-    *("delta", "fixedscaleoffset", "quantize", "bitround", "astype", "packbits"),
-    *("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3"),
-}
-"""What is decoded by numcodecs, and cannot run code that a file brings along."""
-
-REFUSED = {"pickle"}
-"""Run code that a file brings along."""
 
 
 class UnknownPart(Exception):  # noqa: N818 - an error only if nobody else knows it

@@ -29,6 +29,11 @@ from hyperslab.io.formats.zarr.metadata import (
 from hyperslab.io.reader import ArrayReader, Format, Storage
 from hyperslab.layout import Box
 
+NUM_REMEMBERED = 2**16
+"""Files of which is remembered how they were when they were first looked at."""
+NUM_INDEXES = 64
+NO_CHUNK = 2**64 - 1
+
 
 class Zarr(Format):
     """Arrays of versions 2 and 3, named by their path in the hierarchy.
@@ -98,12 +103,6 @@ def _parse_v2(node: Node) -> ArrayMetadata:
     if attributes.exists():
         names = read_document(DataFile.look_at(attributes)).get("_ARRAY_DIMENSIONS")
     return parse_v2(node.metadata, names)
-
-
-NUM_REMEMBERED = 2**16
-"""Files of which is remembered how they were when they were first looked at."""
-NUM_INDEXES = 64
-NO_CHUNK = 2**64 - 1
 
 
 class ChunkFiles:
