@@ -191,7 +191,7 @@ def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done
     try:
         done = _collect([pool.submit(_run, job) for job in jobs], counter, meter)
     except BaseException as error:  # also by Ctrl-C
-        dead = _obituary(jobs) if isinstance(error, BrokenProcessPool) else None
+        dead = _failure_report(jobs) if isinstance(error, BrokenProcessPool) else None
         _end([child for child in active_children() if child not in before])
         pool.shutdown(cancel_futures=True)
         remove_leftovers(_folders(jobs))
@@ -212,7 +212,7 @@ def _end(children: Sequence[BaseProcess]) -> None:
             child.kill()
 
 
-def _obituary(jobs: Sequence[Job]) -> str:
+def _failure_report(jobs: Sequence[Job]) -> str:
     """What to say of a process that died, by what it has left."""
     left = {path.name for folder in _folders(jobs) for path in partials(folder)}
     busy = [

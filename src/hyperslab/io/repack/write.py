@@ -288,11 +288,11 @@ class _Copier:
                 new.attrs[name] = found.attrs[name]
 
 
-def _refers(kind: Any) -> bool:
+def _refers(dtype: Any) -> bool:
     """Whether its elements lead to places in the file, which are others in a new one."""
-    if kind.names:  # dimension scales, as netCDF has, refer in records
-        return any(_refers(kind[name]) for name in kind.names)
-    return h5py.check_ref_dtype(h5py.check_vlen_dtype(kind) or kind) is not None
+    if dtype.names:  # dimension scales, as netCDF has, refer in records
+        return any(_refers(dtype[name]) for name in dtype.names)
+    return h5py.check_ref_dtype(h5py.check_vlen_dtype(dtype) or dtype) is not None
 
 
 def _address(found: Any) -> int:
