@@ -48,6 +48,11 @@ class Known(NamedTuple):
     """Whether the mode may serve the layer with this input."""
     run: Callable[[Any, Tensor], Any] = _as_torch
     """What the layer computes of this input, outside of the mode."""
+    serve: Callable[[SingleRankMode, Any, Tensor], Any] | None = None
+    """What the mode makes of it where it may serve it; ``NotImplemented`` where that is not known.
+
+    Without it, and then, the layer runs in the mode.
+    """
 
 
 def _large(layer: nn.Module, x: Tensor) -> bool:
@@ -69,6 +74,16 @@ def _transposed(layer: nn.ConvTranspose3d, x: Tensor) -> bool:
 
 def _dropped(layer: nn.Dropout, x: Tensor) -> bool:
     return layer.training
+
+
+def _serve_dropout(mode: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
+    if F.dropout is not _dropout:  # others have changed what it calls
+        return NotImplemented
+    own = layer.__dict__
+    return mode.__torch_function__(_dropout, (), (x, own["p"], own["training"], own["inplace"]))
+
+
+_dropout = F.dropout
 
 
 def _never(layer: nn.Module, x: Tensor) -> bool:
@@ -150,7 +165,8 @@ LAYERS: dict[type[nn.Module], Known] = {
     **dict.fromkeys(_classes("MaxPool{}d", "AvgPool{}d"), Known(_large_or_fused)),
     **dict.fromkeys(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), Known(_large)),
     **dict.fromkeys((nn.ReLU, nn.LeakyReLU), Known(_activated)),
-    **dict.fromkeys((*_classes("Dropout{}d"), nn.Dropout, nn.AlphaDropout), Known(_dropped)),
+    nn.Dropout: Known(_dropped, serve=_serve_dropout),
+    **dict.fromkeys((*_classes("Dropout{}d"), nn.AlphaDropout), Known(_dropped)),
     **dict.fromkeys((nn.Flatten, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh), Known(_never)),
 }
 """The layers that are known."""
@@ -162,7 +178,7 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
     In the mode run those that are of a subclass or have hooks or a ``forward`` of their own, which
     may call anything, and those before which something waits for the next function.
     """
-    forward, (needs, run) = cls.forward, known
+    forward, (needs, run, serve) = cls.forward, known
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not num_function_modes():
@@ -179,9 +195,12 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
                     and not _has_hooks(own)
                     and not waiting.calls
                     and not (USERS or IMPLEMENTED)
-                    and not needs(self, x)
                 ):
-                    return run(self, x)
+                    if not needs(self, x):
+                        return run(self, x)
+                    out = NotImplemented if serve is None else serve(mode, self, x)
+                    if out is not NotImplemented:
+                        return out
         finally:
             push_function_mode(mode)
         return self._call_impl(*args, **kwargs)
