@@ -128,10 +128,11 @@ def _kept_or_lost(
     Small tensors are multiplied once, forward and backward. None where ``dtype`` would round the
     scale, as no multiplication by a number does.
     """
-    kept = torch.tensor(scale, dtype=dtype)
-    if dtype not in (torch.float32, torch.float64) and kept.item() != scale:
+    is_wide = dtype in (torch.float32, torch.float64)
+    if not is_wide and torch.tensor(scale, dtype=dtype).item() != scale:
         return None
-    return kept.to(device), torch.zeros((), dtype=dtype, device=device)
+    kept, lost = (torch.full((), each, dtype=dtype, device=device) for each in (scale, 0.0))
+    return kept, lost
 
 
 for _num_dims in (1, 2, 3):
