@@ -5,11 +5,14 @@
 Prints the time of relu on a tiny Slab and on a plain tensor, and of forward and backward through
 5 x (conv + relu) on 2 ranks split along depth against a blocking halo exchange written by hand
 (from halo_conv.py). Weights get the gradient of one process, ours by themselves; "averaged" does so
-by hand too, in one message after the backward pass, and "by hand" does not. The variants of a
-comparison take turns; shown are the median and the fastest.
+by hand too, in one message after the backward pass, and "by hand" does not. A step of a network on
+one rank, with tensors so small that the host's time is all there is, is compared with that of plain
+PyTorch, without CUDA's part of it. The variants of a comparison take turns; shown are the median
+and the fastest.
 """
 
 import argparse
+import copy
 import json
 import runpy
 import statistics
@@ -18,9 +21,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.models import CosmoFlow, ResNet50
 from hyperslab.testing import Team
 
 
@@ -89,6 +94,31 @@ def stack_times(repeats):
     return summary(samples)
 
 
+NETWORKS = {
+    "CosmoFlow": (lambda: CosmoFlow(8, base_channels=1), (2, 4, 8, 8, 8), 4),
+    "ResNet-50": (lambda: ResNet50(4, base_channels=1), (2, 3, 32, 32), 4),
+}
+"""Each with the shape of its batch and the number of its outputs."""
+
+
+def step_times(repeats, name):
+    """Microseconds of forward, loss and backward on one rank, of plain PyTorch and ours."""
+    make, shape, outputs = NETWORKS[name]
+    mesh, plain = hs.init(device="cpu"), make()
+    ours = hs.parallelize(copy.deepcopy(plain), mesh)
+    batch = torch.randn(shape), torch.randn(shape[0], outputs)
+    sides = {"plain": (plain, batch), "ours": (ours, [hs.shard(each, mesh) for each in batch])}
+    samples = {side: [] for side in sides}
+    for number in range(10 * repeats + 10):
+        for side, (network, (x, target)) in sides.items():
+            network.zero_grad()
+            start = time.perf_counter()
+            F.mse_loss(network(x), target).backward()
+            if number >= 10:
+                samples[side].append((time.perf_counter() - start) * 1e6)
+    return summary(samples)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -101,8 +131,10 @@ def main():
     with Team(2, timeout_seconds=300) as team:
         relu = team.run(relu_times, repeats)[0]
         convs = team.run(stack_times, repeats)
+    with Team(1, timeout_seconds=300) as team:
+        steps = {name: team.run(step_times, repeats, name)[0] for name in NETWORKS}
     slower = {name: max((rank[name] for rank in convs), key=_fastest) for name in convs[0]}
-    report = {"relu_us": relu, "conv_stack_us": slower}
+    report = {"relu_us": relu, "conv_stack_us": slower, "step_us": steps}
     if options.json:
         print(json.dumps(report, indent=1))
         return
@@ -114,13 +146,23 @@ def main():
     for name in ("by hand", "averaged"):
         ratios = [slower["ours"][key] / slower[name][key] for key in ("median", "fastest")]
         print(f"ours / {name:39} {ratios[0]:9.2f} {ratios[1]:9.2f}")
+    for name, sides in steps.items():
+        for side, row in sides.items():
+            what = f"step of {name}, 1 rank, {side}"
+            print(f"{what:46} {row['median']:9.0f} {row['fastest']:9.0f}")
 
 
 def bars(report):
     """What is measured, its value, how it must compare and with what."""
     stack = report["conv_stack_us"]
     ratio = stack["ours"]["median"] / stack["averaged"]["median"]
+    host = {
+        f"host time of a step of {name}, 1 rank, of plain": step["ours"]["median"]
+        / step["plain"]["median"]
+        for name, step in report["step_us"].items()
+    }
     return [
+        *((what, value, "<=", 1.1) for what, value in host.items()),
         ("relu on a Slab, us", report["relu_us"]["Slab"]["median"], "<=", 5.0),
         ("5 x (conv + relu), 2 ranks, of by hand with averaged gradients", ratio, "<=", 1.1),
     ]

@@ -24,7 +24,8 @@ PUBLIC_NAMES = {
     torch.func: "current_transform is_active interpreter_stack",
     torch.nn.modules.module: "has_any_global_hook",
     torch.nn.utils.parametrize: "is_cached cache_enabled",
-    torch.overrides: "num_modes torch_function_stack",
+    torch.overrides: "num_modes torch_function_stack pop_mode push_mode",
+    torch.nn.Module: "call_impl register_call",
     torch: "foreach_mul foreach_copy_ foreach_div_ is_any_autocast_enabled FakeTensorMode",
     torch.UntypedStorage: "use_count num_owners",
     torch.distributed: "symmetric_memory",
@@ -50,13 +51,14 @@ from torch.nn.modules import module
 def look():
     return (
         Function.apply.__func__, torch.as_tensor, torch.jit.isinstance,
+        torch.nn.functional.handle_torch_function, torch.nn.Conv2d._compiled_call_impl,
         len(module._global_buffer_registration_hooks), "einops" in sys.modules,
     )
 before = look()
 import hyperslab, hyperslab.nn, hyperslab.store
 assert look() == before
 hyperslab.init(device="cpu")
-assert all(old != new for old, new in zip(before[:4], look()[:4]))
+assert all(old != new for old, new in zip(before[:6], look()[:6]))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -143,3 +145,41 @@ def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():
         assert mode._allow_unsafe_data_ptr_access
     with torch_private.fake_tensor_mode(), pytest.raises(RuntimeError, match="data pointer"):
         torch.empty(2).data_ptr()
+
+
+class Calls(TorchFunctionMode):
+    """Counts functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_without_its_patch_a_layer_would_ask_a_mode_for_each_of_its_functions():
+    with Calls() as mode:
+        torch.nn.BatchNorm2d(2)._call_impl(torch.ones(2, 2, 3, 3))
+    assert mode.count > 1
+
+
+class Half(torch.nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_patched_layers_are_scripted_and_traced_and_seen_by_other_modes():
+    hs.shard(torch.ones(1), hs.init(device="cpu"))
+    layers = torch.nn.Conv2d(3, 3, 1), torch.nn.BatchNorm2d(3), torch.nn.ReLU()
+    net, x = torch.nn.Sequential(*layers, torch.nn.Dropout()).eval(), seeded(2, 3, 4, 5).float()
+    due = net(x)
+    assert torch.equal(torch.jit.script(net)(x), due)
+    assert torch.equal(torch.jit.trace(net, x)(x), due)
+    assert torch.equal(torch.fx.symbolic_trace(net)(x), due)
+    with Calls() as mode:
+        assert torch.equal(net(x), due)
+    assert mode.count > 1
+    assert torch.equal(Half(3).eval()(x), torch.nn.BatchNorm2d(3).eval()(x) / 2)

@@ -104,10 +104,24 @@ MUTANTS = [
     ),
     Mutant(
         "dist_ops/random_bits.py",
-        "    factor, kept = seed >> 1 | 1, hashes(0, *place)\n",
-        "    factor, kept = 1, hashes(0, *place)\n",
+        "    return seed >> 1 | 1\n",
+        "    return 1\n",
         "nn/ops/each/test_dropout.py nn/ops/each/test_random.py",
         "masks of two calls are shifts of each other",
+    ),
+    Mutant(
+        "dist_ops/random_bits.py",
+        "    return shifted >= least - _HALF\n",
+        "    return shifted >= least\n",
+        "dist_ops/test_random_bits.py",
+        "small tensors lose half of their elements in dropout",
+    ),
+    Mutant(
+        "nn/single_rank/layers.py",
+        '    return bool(\n        own["_forward_pre_hooks"]\n        or own["_forward_hooks"]\n',
+        '    return bool(\n        own["_forward_pre_hooks"]\n',
+        "nn/test_single_rank.py",
+        "hooks of layers are not called on one rank",
     ),
     Mutant(
         "nn/ops/each/random.py",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._functorch import peek_interpreter_stack as peek_interpreter_stack
 from torch._library.effects import EffectType as EffectType
 from torch._subclasses.fake_tensor import (
@@ -92,6 +93,10 @@ def active_function_modes() -> Iterable[Any]:
 
 num_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many ``TorchFunctionMode`` are active: that of a default device is one."""
+
+pop_function_mode: Callable[[], Any] = torch._C._pop_torch_function_stack
+"""Leaves the innermost one, and gives it; its ``__exit__`` gives nothing and takes longer."""
+push_function_mode: Callable[[Any], None] = torch._C._push_on_torch_function_stack
 
 past_torch_functions = torch._C.DisableTorchFunction
 """Within it functions ask neither arguments nor modes, as operators of C++ do not."""
@@ -267,6 +272,45 @@ def change_class(instance: object, cls: type) -> None:
     tensor that has become a Slab is refused wherever it is used.
     """
     instance.__class__ = cls
+
+
+# --- Patches: how layers are called ---------------------------------------------------------------
+
+jit_tracing_state: Callable[[], object] = torch._C._get_tracing_state
+"""None unless ``torch.jit.trace`` runs; ``torch.jit.is_tracing`` takes three times as long."""
+
+
+def patch_call(cls: type[nn.Module], call: Callable[..., Any]) -> None:
+    """Has ``call`` run layers of ``cls`` and its subclasses, in the place of ``_call_impl``.
+
+    It is a method of the class, so that copies, pickles and changed layers are given themselves.
+    ``nn.Module.compile`` sets this attribute for one layer, and compilers do not look at it.
+    """
+    cls._compiled_call_impl = call
+
+
+def patch_handler(cls: type[Any]) -> None:
+    """Has functions of ``torch.nn.functional`` ask a mode of ``cls`` in half of torch's time.
+
+    Torch gathers the types of arguments first, which such a mode does not look at.
+    """
+    space: Any = torch.nn.functional
+    handle = space.handle_torch_function
+
+    @wraps(handle)
+    def ask_or_handle(
+        function: Callable[..., Any], relevant: Iterable[Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        if num_function_modes() and not is_dynamo_compiling():
+            mode = pop_function_mode()
+            try:
+                if type(mode) is cls:
+                    return mode.__torch_function__(function, (), args, kwargs)
+            finally:
+                push_function_mode(mode)
+        return handle(function, relevant, *args, **kwargs)
+
+    _replace(space, "handle_torch_function", ask_or_handle)
 
 
 # --- Patches: functions of torch that ask no argument for ``__torch_function__`` ------------------

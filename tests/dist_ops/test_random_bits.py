@@ -8,7 +8,12 @@ import torch
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.dist_ops import random_bits as module
-from hyperslab.dist_ops.random_bits import NUM_VALUES, drawing_from, random_bits
+from hyperslab.dist_ops.random_bits import (
+    NUM_VALUES,
+    drawing_from,
+    random_bits,
+    random_bits_reach,
+)
 from hyperslab.layout import Box, Grid, Layout, split_over
 
 CPU = torch.device("cpu")
@@ -33,6 +38,18 @@ def test_an_element_has_the_same_bits_on_any_mesh(monkeypatch, kept_numel):
     for rank, coords in enumerate(grid.coords):
         piece = whole[layout.box(coords).slices_in(Box.whole(SHAPE))]
         assert torch.equal(bits_of(layout, grid, rank), piece)
+
+
+@pytest.mark.parametrize("kept_numel", [module.KEPT_NUMEL, 0], ids=["small", "large"])
+@pytest.mark.parametrize("least", [0, 1, NUM_VALUES // 5, NUM_VALUES // 2, NUM_VALUES - 1])
+def test_bits_are_compared_as_they_are(monkeypatch, kept_numel, least):
+    monkeypatch.setattr(module, "KEPT_NUMEL", kept_numel)
+    layout, mesh = Layout.unsplit((7, 211)), Mesh(ONE, 0, CPU, None, timedelta(seconds=1))
+    for seed in range(20):
+        bits = bits_of(layout, ONE, 0, num_dims=2, seed=seed)
+        for each in (least, int(bits[3, 5]), int(bits[3, 5]) + 1, NUM_VALUES):
+            torch.manual_seed(seed)
+            assert torch.equal(random_bits_reach(each, layout, mesh, CPU, 2), bits >= each)
 
 
 def test_elements_differ_along_the_dims_that_count_and_no_others():

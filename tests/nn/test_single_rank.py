@@ -499,3 +499,118 @@ def test_a_transposed_convolution_that_may_grow_too_large_is_left_to_its_rule(sh
     x = torch.empty(shape, device="meta")
     weight = torch.empty(shape[1], 64, 4, 4, 4, device="meta")
     assert conv_transpose_needs(x, weight) is due
+
+
+def norms():
+    """Batch norms of all settings, and an input for each."""
+    for num_dims, shape in ((1, (4, 3)), (1, (4, 3, 5)), (2, (2, 3, 4, 5)), (3, (2, 3, 4, 3, 2))):
+        cls = getattr(nn, f"BatchNorm{num_dims}d")
+        yield cls(3), shape
+        yield cls(3, eps=0.1, momentum=0.5, affine=False), shape
+        yield cls(3, momentum=None), shape
+        yield cls(3, track_running_stats=False), shape
+
+
+def convolutions():
+    for num_dims, shape in ((1, (2, 4, 9)), (2, (2, 4, 9, 8)), (3, (2, 4, 9, 8, 7))):
+        cls = getattr(nn, f"Conv{num_dims}d")
+        yield cls(4, 6, 3), shape
+        yield cls(4, 6, 3, stride=2, padding=2, dilation=2, groups=2, bias=False), shape
+        yield cls(4, 6, 3, padding="same"), shape
+        yield cls(4, 6, 3, padding=1, padding_mode="circular"), shape
+    yield nn.Conv2d(4, 6, 3), (4, 9, 8)  # one sample
+
+
+def others():
+    yield nn.Linear(5, 3), (2, 4, 5)
+    yield nn.Linear(5, 3, bias=False), (5,)
+    yield nn.ConvTranspose2d(4, 2, 2, 2), (2, 4, 3, 5)
+    yield nn.Sequential(nn.ReLU(inplace=True), nn.LeakyReLU(0.3), nn.ELU(), nn.Flatten()), (2, 3, 4)
+    yield nn.Sequential(nn.GroupNorm(2, 4), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)), (2, 4, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [*norms(), *convolutions(), *others()], ids=lambda each: str(each)[:60]
+)
+def test_layers_that_leave_the_mode_compute_what_torchs_do(layer, shape):
+    net = hs.parallelize(nn.Sequential(copy.deepcopy(layer)), hs.init(device="cpu"))
+    for seed in range(4):
+        net.train(seed < 3)
+        layer.train(seed < 3)
+        found, due = [seeded(*shape, seed=seed).requires_grad_() for _ in range(2)]
+        outs = net(found * 1), layer(due * 1)
+        assert torch.equal(*outs)
+        for out in outs:
+            (out * seeded(*out.shape, seed=9)).sum().backward()
+        assert torch.equal(found.grad, due.grad)
+    pairs = [*zip(net.parameters(), layer.parameters(), strict=True)]
+    assert all(torch.equal(mine.grad, theirs.grad) for mine, theirs in pairs)
+    for mine, theirs in zip(net.buffers(), layer.buffers(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Noisy(nn.Conv2d):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5, True)
+
+
+def drop_after(layer):
+    layer.register_forward_hook(lambda layer, args, out: F.dropout(out, 0.5, True))
+
+
+def drop_before(layer):
+    layer.register_forward_pre_hook(lambda layer, args: F.dropout(args[0], 0.5, True))
+
+
+def drop_instead(layer):
+    layer.forward = lambda x: F.dropout(F.conv2d(x, layer.weight, layer.bias), 0.5, True)
+
+
+def drop_within(layer):
+    forward = layer._conv_forward
+    layer._conv_forward = lambda *args: F.dropout(forward(*args), 0.5, True)
+
+
+def drop_in_class(layer):
+    layer.__class__ = Noisy
+
+
+def drop_of_a_weight_held_elsewhere(layer):
+    weight = layer.weight.detach() * 2
+    del layer.weight
+    layer.weight = weight
+    drop_after(layer)
+
+
+CHANGES = [
+    *(drop_after, drop_before, drop_instead, drop_within, drop_in_class),
+    drop_of_a_weight_held_elsewhere,
+]
+
+
+def run_changed(change, mesh):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 1)
+    change(layer)
+    net = hs.parallelize(nn.Sequential(layer), mesh)
+    torch.manual_seed(1)
+    return hs.gather(net(hs.shard(seeded(*X), mesh)))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_users_add_to_a_layer_draws_the_same_numbers_on_any_mesh(change):
+    due = run_changed(change, hs.init(device="cpu", height=2))
+    torch.testing.assert_close(run_changed(change, hs.init(device="cpu")), due)
+    assert not torch.equal(run_changed(lambda layer: None, hs.init(device="cpu")), due)
+
+
+def test_a_layer_that_refuses_its_input_is_named():
+    net = hs.parallelize(Net(), hs.init(device="cpu"))
+    with pytest.raises(RuntimeError, match="channels") as caught:
+        net(seeded(2, 7, 5, 5))
+    assert "in conv, a Conv2d" in "".join(caught.value.__notes__)
+    with pytest.raises(ValueError, match="4D input") as caught:
+        hs.parallelize(nn.Sequential(nn.BatchNorm2d(3)), hs.init(device="cpu"))(seeded(2, 3, 5))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        hs.parallelize(nn.Sequential(nn.BatchNorm2d(3)), hs.init(device="cpu"))(seeded(1, 3, 1, 1))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hyperslab.torch_private import is_traced, untraced
 NUM_VALUES = 1 << 32
 """How many values the 32 bits of an element may have."""
 _MASK = NUM_VALUES - 1
+_HALF = NUM_VALUES // 2
 _FACTORS = 0x21F0AAAD, 0x735A2D97  # of the hash lowbias32; below 2**31: no int64 product overflows
 
 KEPT_NUMEL = 1 << 17
@@ -36,24 +38,69 @@ def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int)
     The seed comes from torch's CPU generator: all ranks draw the same one, and activation
     checkpointing, which restores that generator, draws the same numbers again.
     """
-    sources = _sources.stack
-    drawn = sources[-1]() if sources else draw()
-    place = (layout, mesh.grid, mesh.rank, num_dims, device)
-    hashes = _hashes
-    drawn_later = bool(sources) or is_traced()  # by replays, and in every step by compiled graphs
-    if drawn_later:
-        seed, number = drawn.unbind()
-    else:
-        seed, number = drawn.tolist()
+    return _bits(_draw_or_ask(), layout, mesh.grid, mesh.rank, num_dims, device)
+
+
+def random_bits_reach(
+    least: int, layout: Layout, mesh: Mesh, device: torch.device, num_dims: int
+) -> Tensor:
+    """Whether each element's ``random_bits`` are ``least`` or more, in fewer calls."""
+    drawn = _draw_or_ask()
+    place = layout, mesh.grid, mesh.rank, num_dims, device
+    if isinstance(drawn, Tensor) or not is_small(layout) or least == NUM_VALUES:
+        return _bits(drawn, *place) >= least
+    # In 32 bits with a sign sums wrap around as the mask does it; all is shifted by half.
+    seed, number = drawn
+    shifted = torch.rsub(_kept_signed_hashes(*place), number - _HALF, alpha=-_factor(seed))
+    return shifted >= least - _HALF
+
+
+def is_small(layout: Layout) -> bool:
+    """Whether the hashes of a tensor's indices are kept."""
+    return math.prod(layout.shape) <= KEPT_NUMEL
+
+
+def draws_now() -> bool:
+    """Whether numbers are drawn when they are asked for.
+
+    Replays draw theirs later, and compiled graphs in every step.
+    """
+    return not _sources.stack and not is_traced()
+
+
+def _draw_or_ask() -> tuple[int, int] | Tensor:
+    """A seed and a number; a tensor of both where they will be others later."""
+    if draws_now():
+        seed, number = draw().tolist()
         journal.note(torch.randint, (seed,))  # ranks compare what they drew
-        hashes = _kept_hashes
-    if math.prod(layout.shape) > KEPT_NUMEL:
+        return seed, number
+    return _sources.stack[-1]() if _sources.stack else draw()
+
+
+def _bits(
+    drawn: tuple[int, int] | Tensor,
+    layout: Layout,
+    grid: Grid,
+    rank: int,
+    num_dims: int,
+    device: torch.device,
+) -> Tensor:
+    place = layout, grid, rank, num_dims, device
+    drawn_later = isinstance(drawn, Tensor)
+    seed, number = drawn.unbind() if isinstance(drawn, Tensor) else drawn
+    if not is_small(layout):
         return _hashes(seed, *place)
     # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
-    factor, kept = seed >> 1 | 1, hashes(0, *place)
     if drawn_later:
-        return (kept * factor + number) & _MASK
-    return torch.rsub(kept, number, alpha=-factor) & _MASK  # type: ignore[call-overload, no-any-return]  # in one call
+        sums: Tensor = _hashes(0, *place) * _factor(seed) + number
+    else:
+        sums = torch.rsub(_kept_hashes(0, *place), number, alpha=-_factor(seed))  # in one call
+    return sums & _MASK
+
+
+def _factor(seed: Any) -> Any:
+    """An odd number below 2**31."""
+    return seed >> 1 | 1
 
 
 def draw() -> Tensor:
@@ -99,6 +146,16 @@ def _hashes(
 
 
 _kept_hashes = lru_cache(maxsize=32)(untraced()(_hashes))
+
+
+@lru_cache(maxsize=32)
+@untraced()
+def _kept_signed_hashes(
+    layout: Layout, grid: Grid, rank: int, num_dims: int, device: torch.device
+) -> Tensor:
+    """The same bits in int32."""
+    hashes = _hashes(0, layout, grid, rank, num_dims, device)
+    return ((hashes + _HALF & _MASK) - _HALF).int()
 
 
 def _mixed(bits: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class Graphed:
 
     def _check_parts(self, parts: Sequence[nn.Module]) -> None:
         for part in parts:
-            is_compiled = part._compiled_call_impl or "_orig_mod" in part._modules
+            is_compiled = part.__dict__.get("_compiled_call_impl") or "_orig_mod" in part._modules
             if is_compiled or isinstance(part, ScriptModule | FSDPModule):
                 raise CannotReplayError("a part of it is compiled, or its weights are sharded")
         for part in parts[1:]:

@@ -55,7 +55,9 @@ class MemoryWatch:
         """
         if not self._module.training or not torch.is_grad_enabled():
             return
-        leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
+        leaves = args
+        if kwargs or any(type(arg) is not Slab for arg in args):
+            leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
         slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
         device_type = self._mesh.device.type
         key = torch.is_autocast_enabled(device_type), *((slab.dtype, slab.ndim) for slab in slabs)

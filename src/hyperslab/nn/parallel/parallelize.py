@@ -103,7 +103,8 @@ def parallelize(
     _check(module, mesh, batch_stats)
     if cuda_graphs:
         check_graphs(mesh)
-    mesh = replace(mesh, batch_stats=batch_stats)
+    if mesh.batch_stats != batch_stats:
+        mesh = replace(mesh, batch_stats=batch_stats)
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
@@ -162,6 +163,8 @@ class Parallel:
             from hyperslab.nn import compile as compile  # loads what Dynamo must know
 
             return state.run(*args, **kwargs)
+        if state.mesh.backend is None:
+            return _run(self, state, args, kwargs)  # type: ignore[arg-type]
         with one_thread(state.mesh):
             return _run(self, state, args, kwargs)  # type: ignore[arg-type]
 
@@ -170,6 +173,8 @@ class Parallel:
         if not isinstance(leaf, Slab):
             return leaf
         mesh = self._hyperslab.mesh
+        if leaf.mesh is mesh:
+            return leaf
         if leaf.mesh.grid != mesh.grid:
             raise ConfigError(
                 f"the module was parallelized on a mesh of {mesh.grid.describe()} and is given a "

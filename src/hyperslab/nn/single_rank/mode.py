@@ -56,13 +56,13 @@ class SingleRankMode(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if waiting.calls:
             materialise(func, args)
-        kwargs = kwargs or {}
         needs = SERVED.get(func)
-        if needs is None and func not in USERS and func not in IMPLEMENTED:
-            return func(*args, **kwargs)
+        is_users = func in USERS or func in IMPLEMENTED
+        if needs is None and not is_users:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         x = args[0] if args else kwargs.get("input")
-        is_torchs = needs is not None and type(x) is Tensor and not needs(x, args, kwargs)
-        if is_torchs and func not in USERS and func not in IMPLEMENTED:
+        if not is_users and needs and type(x) is Tensor and not needs(x, args, kwargs):
             return func(*args, **kwargs)
         return self._serve(func, needs, x, args, kwargs)
 
@@ -80,7 +80,10 @@ class SingleRankMode(TorchFunctionMode):
             return self._by_users_rule(function, args, kwargs)
         if needs is makes_plain:
             return self._note(function(*args, **kwargs), args)
-        if not isinstance(x, Tensor) or isinstance(x, Parameter) or self._is_made(x):
+        is_plain = type(x) is Tensor  # what isinstance takes longer to find
+        if not is_plain and (not isinstance(x, Tensor) or isinstance(x, Parameter)):
+            return function(*args, **kwargs)
+        if self._is_made(x):
             return function(*args, **kwargs)
         return self._by_rule(function, x, args, kwargs)
 

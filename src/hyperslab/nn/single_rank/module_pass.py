@@ -8,7 +8,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.nn.dispatch import materialise
+from hyperslab.nn.dispatch import materialise, waiting
 from hyperslab.nn.op import Function
 from hyperslab.nn.single_rank.mode import SingleRankMode, active_mode
 from hyperslab.nn.single_rank.wrapping import unwrap, wrap
@@ -38,5 +38,6 @@ class SingleRank:
         else:
             with SingleRankMode(self._module, self._mesh):
                 out = self._run(*args, **kwargs)
-                materialise(self._run, ())
+                if waiting.calls:
+                    materialise(self._run, ())
         return wrap(out, self._mesh, given) if given else out

@@ -43,9 +43,10 @@ def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def conv_needs(x: Tensor, weight: Tensor) -> bool:
     """Whether a convolution of ``x`` is not simply torch's own."""
-    if weight.dim() < 2 or avoids_any():
+    shape = weight.shape
+    if len(shape) < 2 or avoids_any():
         return True
-    filters, channels = weight.size(0), weight.size(1)
+    filters, channels = shape[0], shape[1]
     if not channels or x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
         return True
     return (filters <= MANY_CHANNELS or channels <= MANY_CHANNELS) and fused.pays(x)

@@ -29,7 +29,10 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.family not in _FAMILIES or op.function in IMPLEMENTED:
         return NotImplemented
     slabs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Slab)]
-    if not slabs or any(type(slab) is not Slab or slab.mesh.backend is not None for slab in slabs):
+    for slab in slabs:
+        if type(slab) is not Slab or slab.mesh.backend is not None:
+            return NotImplemented
+    if not slabs:
         return NotImplemented
     plain = tuple([arg.local if isinstance(arg, Slab) else arg for arg in args])
     named = {name: arg.local if isinstance(arg, Slab) else arg for name, arg in kwargs.items()}

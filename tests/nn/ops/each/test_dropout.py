@@ -175,3 +175,18 @@ def test_gradients_are_scaled_in_the_dtype_of_the_input():
     x = torch.ones(1, 1, 4, 4, 4, dtype=torch.float64, requires_grad=True)
     F.dropout(hs.shard(x, hs.init(device="cpu")) * 1, 0.1).sum().backward()
     assert x.grad.max() == 1 / 0.9
+
+
+@pytest.mark.parametrize("p", [0.2, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_stays_is_scaled_as_by_a_number(p, dtype):
+    mesh = hs.init(device="cpu")
+    with torch.inference_mode():  # whatever is kept of such a pass serves others
+        F.dropout(hs.shard(torch.ones(4, 5, dtype=dtype), mesh), p)
+    x = seeded(7, 211).to(dtype).requires_grad_()
+    out = F.dropout(hs.shard(x, mesh), p).local
+    kept = (out != 0) | (x == 0)
+    assert torch.equal(out, x * (1 / (1 - p)) * kept)
+    assert kept.float().mean() == pytest.approx(1 - p, abs=0.1)
+    out.backward(seeded(7, 211, seed=1).to(dtype))
+    assert torch.equal(x.grad, seeded(7, 211, seed=1).to(dtype) * kept * (1 / (1 - p)))

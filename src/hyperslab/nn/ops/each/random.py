@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from hyperslab.dist_ops.random_bits import NUM_VALUES, random_bits
+from hyperslab.dist_ops.random_bits import (
+    NUM_VALUES,
+    draws_now,
+    is_small,
+    random_bits,
+    random_bits_reach,
+)
 from hyperslab.errors import ConfigError
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import untraced
 
 _SATURATION = 1.7580993408473766
 """What SELU comes to, far below zero, with the sign changed."""
@@ -99,12 +107,32 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
     if inplace:
         x.local.mul_(keep * x.local.new_full((), scale))
         return x
+    if is_small(x.layout) and draws_now() and (of := _kept_or_lost(scale, x.dtype, x.device)):
+        return x.with_local(x.local * torch.where(keep, *of))
     return x.with_local(x.local * scale * keep)
 
 
 def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
     """True where the element stays, the same along the dims after the first ``num_dims``."""
-    return random_bits(x.layout, x.mesh, x.local.device, num_dims) >= round(p * NUM_VALUES)
+    least = round(p * NUM_VALUES)
+    return random_bits_reach(least, x.layout, x.mesh, x.local.device, num_dims)
+
+
+@lru_cache(maxsize=64)
+@untraced()
+def _kept_or_lost(
+    scale: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor] | None:
+    """By what an element is multiplied that stays, and one that does not.
+
+    Small tensors are multiplied once, forward and backward. None where ``dtype`` would round the
+    scale, as no multiplication by a number does.
+    """
+    is_wide = dtype in (torch.float32, torch.float64)
+    if not is_wide and torch.tensor(scale, dtype=dtype).item() != scale:
+        return None
+    kept, lost = (torch.full((), each, dtype=dtype, device=device) for each in (scale, 0.0))
+    return kept, lost
 
 
 for _num_dims in (1, 2, 3):
