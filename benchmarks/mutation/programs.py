@@ -4,7 +4,7 @@ from mutation.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "    write_manifest(replace(manifest, files=files), beside)\n"
         '    target = beside.with_suffix("")\n'
         "    replaced = target.with_suffix(REPLACED)\n"
@@ -27,7 +27,7 @@ MUTANTS = [
         "a checkpoint gets its name before its manifest is written",
     ),
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "        sync_folder(target.parent)\n",
         "",
         "train/test_checkpoints.py",
@@ -41,7 +41,7 @@ MUTANTS = [
         "a checkpoint's tensors are written without fsync",
     ),
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "kept = {*latest, *(best_of(found, until=step) for step in latest)}",
         "kept = {*latest}",
         "train/test_checkpoints.py",
@@ -62,31 +62,31 @@ MUTANTS = [
         "nobody hears that a checkpoint could not be written",
     ),
     Mutant(
-        "train/folder_lock.py",
+        "train/run_folder.py",
         "        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         "train/test_run_folder.py",
         "two runs can hold a folder's lock",
     ),
     Mutant(
-        "train/state_tree.py",
+        "train/checkpoint_state.py",
         "return entries if isinstance(state, list) else {TUPLE: entries}",
         "return entries",
         "train/test_checkpoints.py",
         "tuples come back as lists",
     ),
     Mutant(
-        "train/schedule.py",
+        "train/optimizers.py",
         "(epochs + 1 / self.steps_per_epoch) / warmup",
         "epochs / warmup",
-        "train/test_schedule.py",
+        "train/test_optimizers.py",
         "the first step of a warm-up learns nothing",
     ),
     Mutant(
-        "train/schedule.py",
+        "train/optimizers.py",
         "/ max(end - warmup, 1 / self.steps_per_epoch)",
         "/ max(end, 1 / self.steps_per_epoch)",
-        "train/test_schedule.py",
+        "train/test_optimizers.py",
         "decay does not reach its end by the end",
     ),
     Mutant(
@@ -104,10 +104,10 @@ MUTANTS = [
         "cells are counted once for each rank that holds them",
     ),
     Mutant(
-        "train/evaluate.py",
+        "train/task.py",
         "            part.training = mode\n",
         "            part.training = True\n",
-        "train/test_evaluate.py train/test_run.py",
+        "train/test_task.py train/test_run.py",
         "after a validation frozen layers train",
     ),
     Mutant(
@@ -135,7 +135,7 @@ MUTANTS = [
         "train/loop.py",
         "sign = 1 if self.task.higher_is_better else -1",
         "sign = 1",
-        "train/test_evaluate.py train/test_run.py",
+        "train/test_task.py train/test_run.py",
         "the worst weights are kept as the best where less is better",
     ),
     Mutant(
@@ -154,7 +154,7 @@ MUTANTS = [
         "accumulated gradients are not divided by what they count",
     ),
     Mutant(
-        "train/log_file.py",
+        "train/recorder.py",
         'if line["step"] <= step]',
         'if line["step"] < step]',
         "train/test_recorder.py",

@@ -8,10 +8,10 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
-from hyperslab.train.config_keys import settings, tables
-from hyperslab.train.config_values import LARGEST, kinds
+from hyperslab.train.config_schema import LARGEST, kinds, settings, tables
 from hyperslab.train.preset_list import PRESETS
-from hyperslab.train.read_config import config_name, config_to_toml, read_config
+from hyperslab.train.read_config import config_name, read_config
+from hyperslab.train.write_config import config_to_toml
 
 LEAST = '[model]\nname = "cosmoflow"\n[data]\nfiles = "a/*.h5"\n'
 

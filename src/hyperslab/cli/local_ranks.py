@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hyperslab.cli import rank_process
 from hyperslab.cli.machine import find_machine
 from hyperslab.cli.port import reserve_port
-from hyperslab.train.stopping import CAN_GO_ON, STOP_SIGNALS
+from hyperslab.train.process import CAN_GO_ON, STOP_SIGNALS
 
 PASSED_ON = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))
 """What the ranks get when this process does."""

@@ -25,11 +25,11 @@ from hyperslab.cli.rank_errors import (
     stopped_by,
     told_once,
 )
-from hyperslab.train.command_line import COMMAND, user_command
 from hyperslab.train.config import Config
 from hyperslab.train.preset_list import hint_for, list_presets
-from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
-from hyperslab.train.stopping import CAN_GO_ON
+from hyperslab.train.process import CAN_GO_ON, COMMAND, user_command
+from hyperslab.train.read_config import SAVED_AS, config_name, read_config
+from hyperslab.train.write_config import config_to_toml
 
 EXAMPLES = """\b
 Examples:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from hyperslab.errors import FormatError
 from hyperslab.layout import Box, Span
 from hyperslab.train.checkpoint_folder import ADVICE, METADATA, FileSum, Manifest, open_in
-from hyperslab.train.state_tree import TENSOR, dtype_of, leaves, shape_of
+from hyperslab.train.checkpoint_state import TENSOR, dtype_of, leaves, shape_of
 
 ZIP = b"PK\x03\x04"
 """How the bytes of a tensor begin; torch reads older kinds too, in which values may be missing."""

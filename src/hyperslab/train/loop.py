@@ -19,19 +19,15 @@ from torch.optim import Optimizer
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
 from hyperslab.torch_private import foreach_div_
-from hyperslab.train.batch import Batch, Roles
+from hyperslab.train.checkpoint_state import random_state, set_random_state
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
 from hyperslab.train.datasets import check_same_parts
-from hyperslab.train.evaluate import evaluate
-from hyperslab.train.optimizers import choose_settings, take_step
-from hyperslab.train.pace import Pace, StepPlace
-from hyperslab.train.progress import TrainProgress
-from hyperslab.train.recorder import Recorder
-from hyperslab.train.rng import random_state, set_random_state
-from hyperslab.train.schedule import RateFactor
-from hyperslab.train.stop_signals import StopSignals
-from hyperslab.train.task import Task
+from hyperslab.train.optimizers import RateFactor, choose_settings, take_step
+from hyperslab.train.process import StopSignals
+from hyperslab.train.recorder import Pace, Recorder, StepPlace
+from hyperslab.train.report import TrainProgress
+from hyperslab.train.task import Batch, Roles, Task, evaluate
 
 
 @dataclass

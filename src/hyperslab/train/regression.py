@@ -1,19 +1,26 @@
-"""Learning numbers: a few for every sample, or some for every cell of a map."""
+"""Learning numbers: a few for every sample, some for every cell, or the sample itself."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 
-from hyperslab.nn import gather
-from hyperslab.train.batch import Batch
+from hyperslab.nn import Slab, gather
 from hyperslab.train.figures import draw_predictions
 from hyperslab.train.fitting import Values, fit_values
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
-from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
-from hyperslab.train.task import Meter, Task
+from hyperslab.train.slices import (
+    Picture,
+    draw_pictures,
+    in_colours,
+    input_pictures,
+    on_one_scale,
+    pictures_of,
+)
+from hyperslab.train.task import Batch, Meter, Task
 
 MOST_PANELS = 12
 """Numbers that are drawn."""
@@ -86,3 +93,48 @@ class RegressionMeter(Meter):
         ]
         rows = list(zip(names, true, predicted, strict=False))[:MOST_REMARKS]
         return [f"{name}: true {one:.4g}, predicted {other:.4g}" for name, one, other in rows]
+
+
+# The sample itself
+
+
+class Reconstruction(Regression):
+    def target_of(self, batch: Batch) -> Slab:
+        return batch.x
+
+    def meter(self) -> Meter:
+        return ReconstructionMeter(self)
+
+
+class ReconstructionMeter(Meter):
+    """Errors, and PSNR in dB: its peak is how far apart the largest and the least value are."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._errors = Errors()
+        self._low, self._high = math.inf, -math.inf
+        self._pictures: list[Picture] = []
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        self._errors.add(output, target, weight)
+        self._low = min(self._low, float(target.amin()))
+        self._high = max(self._high, float(target.amax()))
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        inputs, outputs = input_pictures(target), pictures_of(output, "reconstructed")
+        if len(outputs) > len(inputs):
+            outputs = in_colours(outputs, "reconstructed")
+        self._pictures = on_one_scale(inputs, outputs)
+
+    def count(self) -> dict[str, float]:
+        scores = self._errors.means()
+        return scores | {"psnr": self._psnr(scores["mse"])}
+
+    def _psnr(self, mse: float) -> float:
+        peak = self._high - self._low
+        if not peak > 0 or math.isnan(mse):
+            return math.nan
+        return 10 * math.log10(peak**2 / mse) if mse else math.inf
+
+    def draw(self, folder: Path) -> list[Path]:
+        return draw_pictures(self._pictures, folder / "sample.png")

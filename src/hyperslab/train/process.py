@@ -1,16 +1,40 @@
-"""Signals that ask a run to stop: all ranks hear of them, and stop after the same step."""
+"""What a run and the process that started it know of each other: command, signals, exit code.
+
+Nothing here loads torch until a run begins: the process that starts ranks needs none.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.side_channel import SideChannel
-from hyperslab.train.stopping import STOP_SIGNALS
+if TYPE_CHECKING:  # it loads torch
+    from hyperslab.comm.mesh import Mesh
+
+
+COMMAND = "HYPERSLAB_COMMAND"
+"""The environment variable with the command, where the process has another one itself."""
+
+
+def user_command() -> str:
+    """The command as it can be typed again."""
+    return os.environ.get(COMMAND) or shlex.join(sys.orig_argv)
+
+
+STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP")
+"""What users, launchers and batch systems send before they kill (``sbatch --signal=USR1@60``)."""
+
+CAN_GO_ON = 75
+"""The exit code of a run that a signal stopped and that can go on (EX_TEMPFAIL)."""
+
+
+# Signals that ask a run to stop: all ranks hear of them, and stop after the same step
 
 
 class StopSignals:
@@ -25,11 +49,13 @@ class StopSignals:
     """
 
     def __init__(self, mesh: Mesh, *, until_exit: bool = False) -> None:
+        from hyperslab.comm.side_channel import SideChannel
+
         self.heard: str | None = None
         """The signal that ``poll`` has told of."""
         self._channel = SideChannel(mesh, "asking whether to stop")
         self._until_exit = until_exit
-        self._alone = mesh.num_ranks == 1
+        self._is_single_rank = mesh.num_ranks == 1
         self._got = 0
         self._interrupted = False
         self._settle: Callable[[], int] | None = None
@@ -39,11 +65,11 @@ class StopSignals:
         """The name of a signal that any rank got before the last ``poll``, or None.
 
         Called once a step by all ranks, all of which get the same answer. It asks for the next one
-        and does not wait for it, so that no step is held up; one process alone hears at once.
+        and does not wait for it, so that no step is held up; a single rank hears at once.
         """
         settle = self._settle
         self._settle = self._channel.post_max(self._got)
-        if self._alone:
+        if self._is_single_rank:
             settle = self._settle
         if self.heard is None and settle is not None and (number := settle()):
             self.heard = signal.Signals(number).name

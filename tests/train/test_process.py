@@ -6,8 +6,7 @@ import time
 import pytest
 
 import hyperslab as hs
-from hyperslab.train.stop_signals import StopSignals
-from hyperslab.train.stopping import STOP_SIGNALS
+from hyperslab.train.process import STOP_SIGNALS, StopSignals
 
 
 @pytest.fixture

@@ -1,19 +1,64 @@
-"""The bar on a terminal, and lines elsewhere."""
-
 import io
+import json
 import os
 import pty
 import time
+from datetime import timedelta
 
 import pytest
+import torch
 
-from hyperslab.train import progress
-from hyperslab.train.progress import TrainProgress
+from hyperslab.cli.output import draw
+from hyperslab.comm.mesh import Mesh
+from hyperslab.layout import Grid
+from hyperslab.train import report as report_module
+from hyperslab.train.read_config import read_config
+from hyperslab.train.report import Outcome, TrainProgress, start_report
+
+
+def mesh(depth=1, device="cpu", backend=None):
+    return Mesh(Grid((1, 1, depth, 1, 1)), 0, torch.device(device), backend, timedelta(seconds=1))
+
+
+def report(*changes, on=None, **nums):
+    parts = {name: [None] * num for name, num in {"train": 8, **nums}.items()}
+    return start_report(read_config("cosmoflow-64", changes), on or mesh(), parts)
+
+
+def test_a_run_says_what_is_held_back_and_how_it_was_chosen():
+    told = report("data.validation=0.2", "data.test=held/*.h5", validation=2, test=3)[1]
+    assert told == (
+        "Data: 8 samples to train on; held back: 2 for validation (data.validation = 0.2, drawn by "
+        "train.seed = 0), 3 for test (the files of data.test)"
+    )
+    assert "none for test (data.test = 0)" in report("data.test=0")[1]
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (mesh(), "Mesh: one rank on cpu, no messages"),
+        (mesh(2, "cpu", "gloo"), "Mesh: depth=2, 2 ranks on cpu, messages by gloo; samples by sh"),
+        (mesh(2, "cuda", "cpu:gloo,cuda:nccl"), "2 ranks on cuda, messages by NCCL;"),
+        (mesh(2, "cuda", "gloo"), "messages by gloo through host memory"),
+    ],
+    ids=["one", "gloo", "nccl", "one-gpu"],
+)
+def test_a_run_says_which_mesh_and_what_carries_messages(on, words):
+    assert words in report(on=on)[0]
+
+
+def test_a_run_says_that_a_batch_is_larger_than_the_data():
+    assert len(report("data.batch_size=8")) == 2
+    assert "batch_size = 9 is larger than the 8 samples" in report("data.batch_size=9")[2]
+
+
+# The bar on a terminal, and lines elsewhere
 
 
 def told(monkeypatch=None, **seconds):
     for name, value in seconds.items():
-        monkeypatch.setattr(progress, name, value)
+        monkeypatch.setattr(report_module, name, value)
     file = io.StringIO()
     bar = TrainProgress(4, file=file)
     bar.begin(0, 0, 20)
@@ -144,3 +189,47 @@ def test_a_terminal_has_a_bar(monkeypatch):
         "data wait 50%",
     ):
         assert words in shown
+
+
+FOLDER = "/scratch/someone/a/rather/long/name/of/a/folder/with/runs/cosmoflow-128-again"
+SUMMARY = {"folder": FOLDER, "state": "finished", "scores": {}, "figures": [], "weights": None}
+
+
+def shown(**changes):
+    return draw(Outcome({**SUMMARY, **changes}).report()).splitlines()
+
+
+def cells(lines):
+    return [line.split() for line in lines if not line.startswith("─")]
+
+
+def test_how_a_run_ended_is_one_line():
+    state = "stopped by SIGTERM at step 6; go on with --resume"
+    assert shown(state=state) == [f"{FOLDER}: {state}"]
+
+
+def test_scores_of_each_part_are_told_and_what_is_no_number_is_a_dash():
+    scores = {"validation": {"loss": 0.25, "auc": None}, "test": {"loss": 1 / 3, "auc": 1.0}}
+    lines = shown(scores=json.loads(json.dumps(scores)))
+    assert cells(lines[1:]) == [
+        ["score", "validation", "test"],
+        ["loss", "0.25", "0.3333"],
+        ["auc", "-", "1"],
+    ]
+
+
+def test_scores_by_name_have_a_row_for_each_name():
+    found = {"loss": 1.0, "mae/sigma_8": 2.0, "mae/h/0": 3.0, "r2/sigma_8": 4.0, "r2/h/0": None}
+    assert cells(shown(scores={"test": found})[1:]) == [
+        ["score", "test"],
+        ["loss", "1"],
+        ["test", "test"],
+        ["name", "mae", "r2"],
+        ["sigma_8", "2", "4"],
+        ["h/0", "3", "-"],
+    ]
+
+
+def test_where_figures_and_weights_are():
+    lines = shown(figures=["runs/x/figures/a.png", "runs/x/figures/b.png"], weights="runs/x/w")
+    assert lines[1:] == ["Figures: runs/x/figures (a.png, b.png)", "Weights: runs/x/w"]

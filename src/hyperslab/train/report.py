@@ -1,4 +1,4 @@
-"""How far training has come, on rank 0's stderr: a live bar, or now and then a line."""
+"""What a run tells the user: before its first step, while it goes on, and at its end."""
 
 from __future__ import annotations
 
@@ -6,15 +6,77 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Self, TextIO
+from pathlib import Path
+from typing import Any, Self, TextIO
 
+from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
 from rich.text import Text
+
+from hyperslab.comm.mesh import Mesh
+from hyperslab.io import Dataset
+from hyperslab.train.config import Config
+
+# Before the first step: where it runs, what it learns from, what it holds back
+
+
+def start_report(config: Config, mesh: Mesh, parts: Mapping[str, Dataset]) -> list[str]:
+    """Lines for the user: the mesh, the samples of each part, and a batch that is too large."""
+    lines = [_ranks(config, mesh), _samples(config, parts)]
+    size, num = config.data.batch_size, len(parts["train"])
+    if size > num:
+        lines.append(
+            f"Warning: data.batch_size = {size} is larger than the {num} samples to train on: "
+            f"every step takes all {num}, and every epoch is one step"
+        )
+    return lines
+
+
+def _ranks(config: Config, mesh: Mesh) -> str:
+    if mesh.num_ranks == 1:
+        return f"Mesh: one rank on {mesh.device}, no messages"
+    store = ""
+    if config.data.store == "memory":
+        between = "MPI" if config.data.transport == "mpi" else "gloo"
+        store = f"; samples by shared memory within a node, by {between} between nodes"
+    return (
+        f"Mesh: {mesh.grid.describe()}, {mesh.num_ranks} ranks on {mesh.device.type}, messages by "
+        f"{_messages(mesh)}{store}"
+    )
+
+
+def _messages(mesh: Mesh) -> str:
+    if mesh.transport is not None:
+        return "kernels that write into the memory of other GPUs"
+    if mesh.stages_through_host:
+        return "gloo through host memory, for ranks share a GPU"
+    return "gloo" if mesh.backend == "gloo" else "NCCL"
+
+
+def _samples(config: Config, parts: Mapping[str, Dataset]) -> str:
+    what = "tiles" if config.data.tile is not None else "samples"
+    held = [_held_back(config, name, parts.get(name)) for name in ("validation", "test")]
+    return f"Data: {len(parts['train'])} {what} to train on; held back: {', '.join(held)}"
+
+
+def _held_back(config: Config, name: str, part: Dataset | None) -> str:
+    chosen = getattr(config.data, name)
+    if part is None:
+        return f"none for {name} (data.{name} = {chosen:g})"
+    if isinstance(chosen, int | float):
+        how = f"data.{name} = {chosen:g}, drawn by train.seed = {config.train.seed}"
+    else:
+        how = f"the files of data.{name}"
+    return f"{len(part)} for {name} ({how})"
+
+
+# While it goes on, on rank 0's stderr: a live bar, or now and then a line
 
 BAR_SECONDS = 0.1
 LINE_SECONDS = 10.0
@@ -51,12 +113,7 @@ class TrainProgress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._catch_up()
         if self._bar is not None:
             self._bar.stop()
@@ -191,3 +248,59 @@ class _Bar(Progress):
 def _is_terminal(file: TextIO) -> bool:
     """Asked of the file, not of variables such as FORCE_COLOR, which also hold for log files."""
     return not file.closed and file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+# At its end
+
+Scores = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    summary: dict[str, Any]
+    exit_code: int = 0
+
+    def report(self) -> list[RenderableType]:
+        """How it ended, its scores, and where figures and weights are, as far as there are any."""
+        summary = self.summary
+        shown: list[RenderableType] = [Text(f"{summary['folder']}: {summary['state']}")]
+        shown += _tables(summary["scores"])
+        if figures := [Path(path) for path in summary["figures"]]:
+            names = ", ".join(path.name for path in figures)
+            shown.append(Text(f"Figures: {figures[0].parent} ({names})"))
+        if summary["weights"]:
+            shown.append(Text(f"Weights: {summary['weights']}"))
+        return shown
+
+
+def _tables(parts: Mapping[str, Scores]) -> list[Table]:
+    """The scores of each part, then those by name (``mae/sigma_8``), with a row for each name."""
+    keys = list(dict.fromkeys(key for scores in parts.values() for key in scores))
+    plain = [key for key in keys if "/" not in key]
+    named = [key.split("/", 1) for key in keys if "/" in key]
+    kinds = list(dict.fromkeys(kind for kind, _ in named))
+    tables = []
+    if plain:
+        rows = {key: [scores.get(key) for scores in parts.values()] for key in plain}
+        tables.append(_table("score", list(parts), rows))
+    if named:
+        columns = [f"{part}\n{kind}" for part in parts for kind in kinds]
+        rows = {
+            name: [scores.get(f"{kind}/{name}") for scores in parts.values() for kind in kinds]
+            for _, name in named
+        }
+        tables.append(_table("name", columns, rows))
+    return tables
+
+
+def _table(first: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | None]]) -> Table:
+    """Numbers in rows; None, which is what becomes of NaN, is a dash."""
+    table = Table(first, box=box.SIMPLE, padding=(0, 1), show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, numbers in rows.items():
+        cells = ("-" if number is None else f"{number:.4g}" for number in numbers)
+        table.add_row(Text(name), *cells)
+    return table
