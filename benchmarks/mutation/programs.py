@@ -169,9 +169,9 @@ MUTANTS = [
     ),
     Mutant(
         "cli/local_ranks.py",
-        "kept = {name: each for name, each in environ.items()"
+        "return {name: each for name, each in environ.items()"
         ' if not name.startswith("TORCHELASTIC_")}',
-        "kept = dict(environ)",
+        "return dict(environ)",
         "cli/test_local_ranks.py",
         "ranks look for the agent of an outer torchrun",
     ),
@@ -183,7 +183,7 @@ MUTANTS = [
         "a rank that ignores SIGTERM is never killed",
     ),
     Mutant(
-        "cli/rank_count.py",
+        "cli/local_ranks.py",
         "if asked % product or (is_fixed and asked != product):",
         "if asked % product:",
         "cli/test_train.py",

@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,17 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from hyperslab.cli.local_ranks import LAUNCHER_VARIABLES, LOOPBACK, reserve_port, torchrun_variables
 from hyperslab.errors import CommError
 
 NUM_RANKS = 2
 STEPS = ("all_reduce", "conv3d")
 TOLERANCE = 1e-10
-
-LAUNCHER_VARIABLES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MASTER_", "TORCHELASTIC_"),
-    *("SLURM", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYD", "PALS_"),
-)
-"""How a launcher's variables begin; who inherits those of an outer one waits for its ranks."""
 
 
 class Check(NamedTuple):
@@ -50,33 +44,22 @@ def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
 
 def rank_environ(environ: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
     """The environment of one rank: ``environ`` without its launcher, kept to loopback."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
     kept = {
         name: value for name, value in environ.items() if not name.startswith(LAUNCHER_VARIABLES)
     }
-    return kept | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(NUM_RANKS),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(NUM_RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-        "OMP_NUM_THREADS": "1",
-    }
+    return kept | torchrun_variables(rank, NUM_RANKS, port) | LOOPBACK | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
 def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The running ranks; they are ended on leaving."""
-    port = _free_port()
     command = [sys.executable, "-m", "hyperslab.cli.selftest", device, str(folder)]
     ranks = []
+    reserved = reserve_port()
     try:
         for rank in range(NUM_RANKS):
             with _log(folder, rank).open("wb") as log:
-                environ = rank_environ(os.environ, rank, port)
+                environ = rank_environ(os.environ, rank, reserved.getsockname()[1])
                 ranks.append(
                     subprocess.Popen(
                         command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -87,6 +70,7 @@ def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[
         for process in ranks:
             process.kill()
             process.wait()
+        reserved.close()
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> str | None:
@@ -125,13 +109,6 @@ def _reason(folder: Path, rank: int) -> str:
     if failure.exists():
         return failure.read_text().partition("\n")[0]
     return _log(folder, rank).read_text(errors="replace").strip().rpartition("\n")[2]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 # What each rank runs

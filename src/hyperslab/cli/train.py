@@ -1,4 +1,4 @@
-"""``hyperslab train``: from a configuration to weights, scores and pictures."""
+"""``hyperslab train`` and ``export``: from a configuration to weights, scores and pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.local_ranks import run_ranks
+from hyperslab.cli.local_ranks import (
+    RankCount,
+    check_launched,
+    count_ranks,
+    find_launcher,
+    run_ranks,
+)
 from hyperslab.cli.output import draw, print_answer, print_news
-from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
 from hyperslab.cli.rank_errors import (
     FOLDER,
     begin_rank,
@@ -199,3 +204,28 @@ def _print_presets(as_json: bool) -> None:
     example = hint_for(read_config(presets[0].name))
     hint = Text(f"\nNo data yet? For {presets[0].name}, {example}")
     print_answer(draw([table, hint], min_width=120))
+
+
+# The weights of a run as a file for the plain module
+
+EXPORT_EXAMPLES = """\b
+Examples:
+  hyperslab export runs/cosmoflow-64 weights.safetensors
+  hyperslab export runs/cosmoflow-64 early.safetensors --step 100
+"""
+
+
+@click.command(epilog=EXPORT_EXAMPLES)
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--step", type=click.IntRange(0), help="Of which checkpoint; default: the last.")
+def export(run: Path, file: Path, step: int | None) -> None:
+    """Write the weights of the run in folder RUN to FILE, in the safetensors format.
+
+    They are those of the plain module, whatever mesh it was trained on: safetensors.torch.load_file
+    and load_state_dict load them without hyperslab.
+    """
+    from hyperslab.train.export import export_run
+
+    step = export_run(run, file, step)
+    click.echo(f"Wrote the weights of step {step} to {file}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import signal
 import sys
@@ -13,9 +14,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from hyperslab.cli.port import reserve_port
+from hyperslab.cli.local_ranks import LOOPBACK, reserve_port, torchrun_variables, without_agent
 from hyperslab.testing.client import connect
-from hyperslab.testing.environment import torchrun_environment, warm_modules
+from hyperslab.testing.environment import warm_modules
 from hyperslab.testing.failure import RankError, say_died, say_printed, say_raised, say_stuck
 from hyperslab.testing.function_ref import refer_to
 from hyperslab.testing.messages import Call, Died, Outcome, Raised, Returned, Seat
@@ -57,15 +58,15 @@ class Crew:
         self._client = connect()
         self._folder = tempfile.TemporaryDirectory(prefix="hyperslab-ranks-")
         self._port = reserve_port()
-        environment = torchrun_environment(num_ranks, self._port.getsockname()[1])
-        self._members = [self._fork(rank, environment) for rank in range(num_ranks)]
+        self._members = [self._fork(rank, num_ranks) for rank in range(num_ranks)]
 
-    def _fork(self, rank: int, environment: Mapping[str, str]) -> Member:
+    def _fork(self, rank: int, num_ranks: int) -> Member:
+        told = torchrun_variables(rank, num_ranks, self._port.getsockname()[1])
         seat = Seat(
             number=self._client.next_number(),
             rank=rank,
             folder=Path(self._folder.name),
-            environment={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            environment=without_agent(os.environ) | told | LOOPBACK | {"OMP_NUM_THREADS": "1"},
             working_folder=Path.cwd(),
             search_path=sys.path,
             warm=warm_modules() if rank == 0 else [],
