@@ -240,23 +240,23 @@ MUTANTS = [
     ),
     Mutant(
         "testing/team.py",
-        "        if not self._crew.complete:\n            self._disband()\n",
+        "        if not self._processes.complete:\n            self._kill()\n",
         "",
         "testing/test_team.py",
         "a team goes on with a dead rank",
     ),
     Mutant(
-        "testing/crew.py",
+        "testing/rank_processes.py",
         "return isinstance(outcome, Raised), outcome.when if isinstance(outcome, Raised) else 0.0",
         "return isinstance(outcome, Raised), float(rank)",
         "testing/test_team.py",
         "the lowest rank that raised is told rather than the first",
     ),
     Mutant(
-        "testing/warning_filters.py",
+        "testing/messages.py",
         "for each in reversed(tuple(filters)):",
         "for each in tuple(filters):",
-        "testing/test_warning_filters.py",
+        "testing/test_messages.py",
         "the caller's last warning filter counts rather than the first",
     ),
     Mutant(

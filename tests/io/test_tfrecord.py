@@ -15,8 +15,7 @@ from hyperslab.io.records import RecordFile, masked
 from hyperslab.io.tfrecord import TFRecord
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
-from hyperslab.testing.specimens import read
-from hyperslab.testing.tfrecords import example, field, framed, varint, write_records
+from hyperslab.testing.specimens import example, field, framed, read, varint, write_records
 
 
 class TestTFRecord(ReaderContract):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +17,7 @@ from hyperslab.cli.data_options import (
     shape_option,
 )
 from hyperslab.cli.machine import find_machine
-from hyperslab.cli.output import progress_bar, two_columns
+from hyperslab.cli.output import print_result, progress_bar, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.rank_boxes import check_cuts, rank_boxes
@@ -86,10 +84,7 @@ def repack(
             jobs=jobs or max(1, int(find_machine()["cpu_cores"])),
             progress=progress,
         )
-    if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
-    else:
-        Console().print(_repack_table(report))
+    print_result(report.to_dict(), as_json, _repack_table(report))
 
 
 def _repack_table(report: RepackReport) -> Table:
@@ -175,10 +170,7 @@ def stage(
             verify=verify,
             progress=progress,
         )
-    if as_json:
-        click.echo(json.dumps(report.to_dict(), indent=2))
-    else:
-        Console().print(_stage_table(report))
+    print_result(report.to_dict(), as_json, _stage_table(report))
 
 
 def _check_ranks(ranks: range | tuple[int, ...], mesh: Grid) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
-from hyperslab.cli.output import counted, draw, print_answer, two_columns
+from hyperslab.cli.output import counted, print_result, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.axes import READINGS
 from hyperslab.io.dataset import Dataset
@@ -79,7 +78,9 @@ def info(
         arrays = _list_if_many(source)
         if arrays is None:
             raise
-        _print({n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays))
+        print_result(
+            {n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays)
+        )
         return
     if tile:
         dataset = dataset.tiled(tile if len(tile) > 1 else tile[0])
@@ -95,7 +96,7 @@ def info(
     )
     if png:
         draw_slice(dataset, png, index)
-    _print(_to_dict(found), as_json, *_report(found, png))
+    print_result(_to_dict(found), as_json, *_report(found, png))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +109,6 @@ class Findings:
     trouble: list[str]
     remedy: str | None
     """The command that mends the trouble."""
-
-
-def _print(content: object, as_json: bool, *parts: RenderableType) -> None:
-    # What goes into a file or a pipe is not wrapped where a narrow screen would end.
-    print_answer(json.dumps(content, indent=2) if as_json else draw(parts, min_width=120))
 
 
 # Files with several arrays

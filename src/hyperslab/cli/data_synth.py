@@ -27,8 +27,6 @@ from hyperslab.synth import (
     produce,
 )
 
-# Options
-
 
 def size_option(num: int, default: str, text: str, *, one_for_all: bool = False) -> Decorator:
     """An option for ``num`` lengths joined by x; where they may be equal, one stands for all."""
@@ -76,8 +74,6 @@ def checked_equal(size: tuple[int, ...], name: str) -> int:
         raise click.BadParameter(f"{shown} is not {name}", param_hint="'--size'")
     return size[0]
 
-
-# Commands
 
 EXAMPLES = """\b
 Examples:

@@ -26,7 +26,6 @@ from hyperslab.errors import ConfigError, HyperslabError
 if TYPE_CHECKING:  # it loads torch
     from hyperslab.comm.launch import Launch
 
-
 EXAMPLES = """\b
 Examples:
   hyperslab doctor

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # the first loads torch
     from hyperslab.comm.launch import Launch
     from hyperslab.train.config import Config
 
-
 PASSED_ON = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))
 """What the ranks get when this process does."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +39,14 @@ def draw(parts: Iterable[RenderableType], *, min_width: int = 0) -> str:
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, Text))
     return memory.getvalue().decode(encoding).rstrip("\n")
+
+
+def print_result(content: object, as_json: bool, *parts: RenderableType) -> None:
+    """Prints ``content`` as JSON, or else the parts.
+
+    What goes into a file or a pipe is not wrapped where a narrow screen would end.
+    """
+    print_answer(json.dumps(content, indent=2) if as_json else draw(parts, min_width=120))
 
 
 def print_answer(text: str) -> None:

@@ -206,8 +206,6 @@ def _print_presets(as_json: bool) -> None:
     print_answer(draw([table, hint], min_width=120))
 
 
-# The weights of a run as a file for the plain module
-
 EXPORT_EXAMPLES = """\b
 Examples:
   hyperslab export runs/cosmoflow-64 weights.safetensors

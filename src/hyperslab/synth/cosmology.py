@@ -116,8 +116,6 @@ class EisensteinHu:
         return np.asarray(log / (log + curve * q**2))
 
 
-# The spectrum today, and its growth
-
 OMEGA_B = 0.045
 """Baryons, the same in all universes, as in the CosmoFlow simulations."""
 

@@ -69,8 +69,6 @@ def _made_with(path: Path) -> Settings:
 _WAYS_OUT = "choose another folder, or overwrite its files with --overwrite"
 
 
-# Many files, made by many processes, each of them once
-
 SPARE_NBYTES = 2**20
 """Left free for the file system's own use."""
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import hyperslab as hs
 from hyperslab.testing.compare import seeded
-from hyperslab.testing.failure import RankError
 from hyperslab.testing.random_net import RandomNet, random_place
+from hyperslab.testing.rank_processes import RankError
 from hyperslab.testing.team import Team
 
 TOLERANCE = 1e-8

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -128,33 +128,20 @@ def _load(file: BufferedReader, piece: _Piece, path: Path) -> Tensor:
 class _MetadataUnpickler(pickle.Unpickler):
     """Knows the values that describe tensors in files, and no others."""
 
-    _NAMES = frozenset(
-        {
-            *(
-                ("torch.distributed.checkpoint.metadata", name)
-                for name in (
-                    "ChunkStorageMetadata",
-                    "Metadata",
-                    "MetadataIndex",
-                    "StorageMeta",
-                    "TensorProperties",
-                    "TensorStorageMetadata",
-                    "_MEM_FORMAT_ENCODING",
-                )
-            ),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("pathlib", "Path"),
-            ("pathlib._local", "PosixPath"),
-        }
-    )
+    _NAMES: ClassVar[Mapping[str, str]] = {
+        "torch.distributed.checkpoint.metadata": "ChunkStorageMetadata Metadata MetadataIndex "
+        "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch": "Size",
+        "torch.serialization": "_get_layout",
+        "collections": "OrderedDict",
+        "pathlib": "PosixPath Path",
+        "pathlib._local": "PosixPath",
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
-        if is_dtype or (module, name) in self._NAMES:
+        if is_dtype or name in self._NAMES.get(module, "").split():
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which describes no tensor")
 

@@ -58,6 +58,16 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
+def choose_step(found: Mapping[int, Path], step: int | None, folder: Path) -> int:
+    """``step``, or that of the newest checkpoint of those ``found`` in ``folder``."""
+    if not found:
+        raise FormatError(f"there is no checkpoint in {folder}")
+    if step is not None and step not in found:
+        there = ", ".join(map(str, found))
+        raise ConfigError(f"there is no checkpoint of step {step} in {folder}: {there}")
+    return max(found) if step is None else step
+
+
 def best_of(found: Mapping[int, Path], until: int) -> int | None:
     """The last step up to ``until`` that was better than all before it."""
     for step in sorted((step for step in found if step <= until), reverse=True):
@@ -242,12 +252,7 @@ class Checkpoints:
     def _find(self, step: int | None) -> Path:
         self.wait()
         found = ask_first(self._find_all, self._channel)
-        if not found:
-            raise FormatError(f"there is no checkpoint in {self._folder}")
-        if step is not None and step not in found:
-            shown = ", ".join(map(str, found))
-            raise ConfigError(f"there is no checkpoint of step {step} in {self._folder}: {shown}")
-        return found[max(found) if step is None else step]
+        return found[choose_step(found, step, self._folder)]
 
     def _checked(self, folder: Path) -> Manifest:
         """What the checkpoint holds; each rank looks whether some of its files are as written."""

@@ -28,7 +28,7 @@ from hyperslab.train.metrics import (
     overlaps,
     ratio,
 )
-from hyperslab.train.slices import Picture, draw_pictures, input_pictures, label_picture
+from hyperslab.train.slices import input_pictures, label_picture
 from hyperslab.train.task import Batch, Meter, Task
 
 
@@ -67,7 +67,6 @@ class ClassificationMeter(Meter):
         self._logits: list[Floats] = []
         self._labels: list[Labels] = []
         self._weights: list[Floats] = []
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         logits = as_floats(gather(output)).reshape(output.shape[:2])
@@ -96,7 +95,7 @@ class ClassificationMeter(Meter):
         }
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+        drawn = super().draw(folder)
         if self._logits and (samples := self._samples())[1].size:
             logits, labels, weights = samples
             counts = confusion(labels, logits.argmax(1), weights, logits.shape[1])
@@ -107,7 +106,6 @@ class ClassificationMeter(Meter):
         return drawn
 
     def _remarks(self) -> list[str]:
-        """What is known of the first sample."""
         if not self._logits or not len(self._logits[0]):
             return []
         label, logits = int(self._labels[0][0]), self._logits[0][:1]
@@ -125,9 +123,6 @@ class ClassificationMeter(Meter):
         counted = labels != IGNORED
         logits, weights = np.concatenate(self._logits), np.concatenate(self._weights)
         return logits[counted], labels[counted], weights[counted]
-
-
-# A class for every cell
 
 
 class Segmentation(Task):
@@ -151,7 +146,6 @@ class SegmentationMeter(Meter):
         super().__init__(task)
         num = len(task.names)
         self._counts = np.zeros((num, num))
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         counts = map_confusion(
@@ -176,7 +170,7 @@ class SegmentationMeter(Meter):
         return scores
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png")
+        drawn = super().draw(folder)
         if self._counts.any():
             drawn += draw_confusion(self._counts, self.names, folder / "confusion.png")
         return drawn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
@@ -126,10 +127,8 @@ def fit(value: object, annotation: Any) -> Any:
     if value == NONE and accepts(annotation, NoneType):
         return None
     for kind in kinds(annotation):
-        try:
+        with suppress(MisfitError):
             return _fit_kind(value, kind)
-        except MisfitError:
-            continue
     raise MisfitError
 
 
@@ -239,12 +238,14 @@ def check_table(table: str, pairs: object, origin: str) -> None:
     raise ConfigError(f"{origin}: there is no {what} (got {shown(pairs)}): {advice}")
 
 
-def checked_value(table: str, name: str, value: object, origin: str) -> Any:
+def checked_value(table: str, name: str, value: object, origin: str, *typed: str) -> Any:
+    """``value``, or, where a string is welcome, as it was ``typed``: 2024 may well be a file."""
     annotation = annotation_of(table, name, value, origin)
-    try:
-        return fit(value, annotation)
-    except MisfitError:
-        raise wrong_value(f"{table}.{name}", annotation, value, origin) from None
+    for candidate in (value, *(typed if accepts(annotation, str) else ())):
+        with suppress(MisfitError):
+            return fit(candidate, annotation)
+    wanted = expected(annotation, value)
+    raise ConfigError(f"{origin}: {table}.{name} must be {wanted}, got {shown(value)}")
 
 
 def annotation_of(table: str, name: str, value: object, origin: str) -> Any:
@@ -256,10 +257,6 @@ def annotation_of(table: str, name: str, value: object, origin: str) -> Any:
     raise ConfigError(
         f"{origin}: there is no setting {table}.{name} (got {shown(value)}): {advice}"
     )
-
-
-def wrong_value(key: str, annotation: Any, value: object, origin: str) -> ConfigError:
-    return ConfigError(f"{origin}: {key} must be {expected(annotation, value)}, got {shown(value)}")
 
 
 def merged(base: Tables, over: Tables) -> Tables:

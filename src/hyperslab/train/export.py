@@ -20,7 +20,7 @@ from hyperslab.io.partial import partial_file
 from hyperslab.train.checkpoint_folder import check_files, read_manifest
 from hyperslab.train.checkpoint_state import empties, put_together
 from hyperslab.train.checkpoint_tensors import read_index, read_tensors
-from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.checkpoints import choose_step, find_checkpoints
 from hyperslab.train.config import ModelConfig
 from hyperslab.train.read_config import read_config
 
@@ -48,12 +48,7 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
     """
     _check_run(run_folder)
     found = find_checkpoints(run_folder / "checkpoints")
-    if not found:
-        raise FormatError(f"{run_folder} has no checkpoints")
-    step = max(found) if step is None else step
-    if step not in found:
-        there = ", ".join(map(str, found))
-        raise ConfigError(f"{run_folder} has no checkpoint of step {step}: it has those of {there}")
+    step = choose_step(found, step, run_folder)
     config = read_config(str(run_folder), []).model
     manifest = read_manifest(found[step])
     check_files(found[step], manifest.files)

@@ -94,8 +94,6 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     return [path]
 
 
-# Curves and predictions
-
 MOST_POINTS = 5000
 """That are drawn of a scatter; of more, an even choice."""
 

@@ -27,7 +27,7 @@ from hyperslab.train.optimizers import RateFactor, choose_settings, take_step
 from hyperslab.train.process import StopSignals
 from hyperslab.train.recorder import Pace, Recorder, StepPlace
 from hyperslab.train.report import TrainProgress
-from hyperslab.train.task import Batch, Roles, Task, evaluate
+from hyperslab.train.task import Batch, Meter, Roles, Task, evaluate
 
 
 @dataclass
@@ -179,17 +179,15 @@ class Trainer:
             self._save(is_best=is_best)
         return None
 
+    def evaluate(self, loader: Loader) -> Meter | None:
+        """What the model is worth on ``loader``; None if a signal came. Collective."""
+        poll = self.signals.poll
+        return evaluate(self.model, loader, self.task, self.roles, self.context, is_stopped=poll)
+
     def _validate(self) -> dict[str, float] | None:
         """Scores of the validation part, or None if a signal came."""
         assert self.validation is not None
-        meter = evaluate(
-            self.model,
-            self.validation,
-            self.task,
-            self.roles,
-            self.context,
-            is_stopped=self.signals.poll,
-        )
+        meter = self.evaluate(self.validation)
         self.pace.rest()
         if meter is None:
             return None

@@ -122,9 +122,6 @@ def _check(pattern: str, names: Sequence[str]) -> None:
     )
 
 
-# How many bits products and sums have
-
-
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
     """Within it, products of float32 on GPUs are those of TF32 if ``precision`` says so."""

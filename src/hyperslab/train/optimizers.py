@@ -115,9 +115,6 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-# The learning rate over time
-
-
 @dataclass(frozen=True, slots=True)
 class RateFactor:
     """What the highest learning rate is multiplied by in the step after so many epochs.

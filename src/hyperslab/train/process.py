@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # it loads torch
     from hyperslab.comm.mesh import Mesh
 
-
 COMMAND = "HYPERSLAB_COMMAND"
 """The environment variable with the command, where the process has another one itself."""
 
@@ -32,9 +31,6 @@ STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP")
 
 CAN_GO_ON = 75
 """The exit code of a run that a signal stopped and that can go on (EX_TEMPFAIL)."""
-
-
-# Signals that ask a run to stop: all ranks hear of them, and stop after the same step
 
 
 class StopSignals:

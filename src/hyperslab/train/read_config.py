@@ -15,18 +15,16 @@ from typing import Any
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
 from hyperslab.train.config_schema import (
-    MisfitError,
     Tables,
     accepts,
     annotation_of,
     check_table,
     checked_tables,
-    fit,
+    checked_value,
     forget_options,
     merged,
     required,
     tables,
-    wrong_value,
 )
 from hyperslab.train.preset_list import PRESETS, preset_text
 
@@ -213,16 +211,7 @@ class Change:
                     f"{self.origin}: {self.table}.{name} is no table, and has no {inside[0]}"
                 )
             value = _set_inside(pairs.get(name), inside, self.value)
-        pairs[name] = self._fit(f"{self.table}.{name}", value, annotation)
-
-    def _fit(self, key: str, value: object, annotation: Any) -> Any:
-        for candidate in (value, self.raw):  # 2024 may well be the name of a file
-            if candidate is value or accepts(annotation, str):
-                try:
-                    return fit(candidate, annotation)
-                except MisfitError:
-                    continue
-        raise wrong_value(key, annotation, value, self.origin)
+        pairs[name] = checked_value(self.table, name, value, self.origin, self.raw)
 
 
 def _key_path(key: str) -> tuple[str, ...]:

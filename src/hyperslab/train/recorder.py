@@ -134,8 +134,6 @@ class Pace:
         return stretch
 
 
-# What rank 0 writes down while a run goes on: each step and each evaluation once
-
 _log = logging.getLogger("hyperslab")
 
 

@@ -13,8 +13,6 @@ from hyperslab.train.fitting import Values, fit_values
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
 from hyperslab.train.slices import (
-    Picture,
-    draw_pictures,
     in_colours,
     input_pictures,
     on_one_scale,
@@ -51,7 +49,6 @@ class RegressionMeter(Meter):
         self._errors = Errors()
         self._predicted: list[Floats] = []
         self._true: list[Floats] = []
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         self._errors.add(output, target, weight)
@@ -76,7 +73,7 @@ class RegressionMeter(Meter):
         return scores
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+        drawn = super().draw(folder)
         if self._predicted:
             true, predicted = np.concatenate(self._true), np.concatenate(self._predicted)
             path = folder / "predictions.png"
@@ -84,7 +81,6 @@ class RegressionMeter(Meter):
         return drawn
 
     def _remarks(self) -> list[str]:
-        """What is known of the first sample."""
         if not self._predicted or not len(self._predicted[0]):
             return []
         true, predicted = self._true[0][0], self._predicted[0][0]
@@ -93,9 +89,6 @@ class RegressionMeter(Meter):
         ]
         rows = list(zip(names, true, predicted, strict=False))[:MOST_REMARKS]
         return [f"{name}: true {one:.4g}, predicted {other:.4g}" for name, one, other in rows]
-
-
-# The sample itself
 
 
 class Reconstruction(Regression):
@@ -113,7 +106,6 @@ class ReconstructionMeter(Meter):
         super().__init__(task)
         self._errors = Errors()
         self._low, self._high = math.inf, -math.inf
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         self._errors.add(output, target, weight)
@@ -135,6 +127,3 @@ class ReconstructionMeter(Meter):
         if not peak > 0 or math.isnan(mse):
             return math.nan
         return 10 * math.log10(peak**2 / mse) if mse else math.inf
-
-    def draw(self, folder: Path) -> list[Path]:
-        return draw_pictures(self._pictures, folder / "sample.png")

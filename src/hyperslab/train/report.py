@@ -250,8 +250,6 @@ def _is_terminal(file: TextIO) -> bool:
     return not file.closed and file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-# At its end
-
 Scores = Mapping[str, float | None]
 
 

@@ -27,8 +27,8 @@ from hyperslab.train.optimizers import RateFactor, make_optimizer
 from hyperslab.train.process import CAN_GO_ON, StopSignals
 from hyperslab.train.recorder import Recorder
 from hyperslab.train.report import Outcome, TrainProgress, start_report
-from hyperslab.train.run_folder import RunFolder
-from hyperslab.train.task import Roles, evaluate, make_task
+from hyperslab.train.run_folder import RunFolder, without_nan
+from hyperslab.train.task import Roles, make_task
 from hyperslab.train.write_config import config_to_toml
 
 
@@ -142,14 +142,7 @@ def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFo
     if part is not None:
         trainer.progress.say(f"Evaluating on the {part} part ({len(parts[part])} samples)")
         with make_loader(parts[part], config, mesh, once=True) as loader:
-            meter = evaluate(
-                trainer.model,
-                loader,
-                trainer.task,
-                trainer.roles,
-                trainer.context,
-                is_stopped=trainer.signals.poll,
-            )
+            meter = trainer.evaluate(loader)
         if meter is None:
             return _Test(signal=trainer.signals.heard)
         scores = meter.scores()
@@ -170,17 +163,12 @@ def _summary(trainer: Trainer, mesh: Mesh, folder: RunFolder, test: _Test) -> di
         "step": standing.step,
         "epoch": trainer.loader.epoch,
         "best_step": standing.best_step,
-        "scores": {part: _plain(found) for part, found in scores.items() if found},
+        "scores": {part: without_nan(found) for part, found in scores.items() if found},
         "figures": [str(path) for path in test.figures],
         "weights": str(folder.weights) if folder.weights.exists() else None,
         "mesh": mesh.grid.describe(),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
-
-
-def _plain(scores: dict[str, float]) -> dict[str, float | None]:
-    """Scores as JSON has them, which knows no NaN."""
-    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
 
 
 def _state(trainer: Trainer, signal: str | None) -> str:

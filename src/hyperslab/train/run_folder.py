@@ -179,15 +179,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def to_json(values: Mapping[str, Any], **how: Any) -> str:
-    """As JSON, which knows neither NaN nor infinity: they become null."""
-    return json.dumps(_without_nan(values), allow_nan=False, **how)
+    return json.dumps(without_nan(values), allow_nan=False, **how)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """``value`` as JSON can hold it, with None for what is no finite number."""
     if isinstance(value, Mapping):
-        return {str(key): _without_nan(each) for key, each in value.items()}
+        return {str(key): without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
+        return [without_nan(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, str | int | None) else str(value)

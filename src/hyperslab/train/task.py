@@ -23,8 +23,7 @@ from hyperslab.train.config import TaskConfig
 from hyperslab.train.fitting import Values, fit_weight, num_classes
 from hyperslab.train.losses import COUNTED, ENTROPIES, LOSSES, OwnLoss, check_loss, label_count
 from hyperslab.train.metrics import WeightedMean
-
-# Batches, by what their arrays are for
+from hyperslab.train.slices import Picture, draw_pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,6 @@ class Roles:
             None if self.weight is None else arrays[self.weight],
         )
 
-
-# Tasks and meters
 
 _log = logging.getLogger("hyperslab")
 
@@ -169,6 +166,8 @@ class Meter(ABC):
         self.task = task
         self.names: Sequence[str] = task.names
         self._loss = WeightedMean()
+        self._pictures: list[Picture] = []
+        """Of the first sample."""
         self._mesh: Mesh | None = None
         self._is_scored = True
 
@@ -215,15 +214,19 @@ class Meter(ABC):
 
     @abstractmethod
     def look(self, output: Values, target: Values, batch: Batch) -> None:
-        """Keeps what is drawn of the first batch. Collective."""
+        """Keeps the pictures that are drawn of the first batch. Collective."""
 
     @abstractmethod
     def count(self) -> dict[str, float]:
         """All scores but the loss."""
 
-    @abstractmethod
     def draw(self, folder: Path) -> list[Path]:
         """Writes figures into ``folder``; no communication, so that rank 0 may do it alone."""
+        return draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+
+    def _remarks(self) -> list[str]:
+        """What is known of the first sample."""
+        return []
 
 
 def weight_of(batch: Batch) -> Values | None:
@@ -241,9 +244,6 @@ def make_task(config: TaskConfig) -> Task:
         "reconstruction": Reconstruction,
     }
     return kinds[config.kind](config)
-
-
-# Evaluation
 
 
 def evaluate(

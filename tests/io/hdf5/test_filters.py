@@ -9,7 +9,7 @@ from hyperslab.errors import FormatError
 from hyperslab.io.blocks import BlockReader
 from hyperslab.io.hdf5 import codecs
 from hyperslab.io.hdf5.filters import FilterSpec, Pipeline, UnknownFilter, checked, unshuffled
-from hyperslab.testing.mutations import mutated
+from hyperslab.testing.fuzz_readers import mutated
 from hyperslab.testing.specimens import numbered
 
 GZIP = FilterSpec(1, (4,), "deflate")

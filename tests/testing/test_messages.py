@@ -1,10 +1,11 @@
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 
-from hyperslab.testing.function_ref import load_module, refer_to
+from hyperslab.testing.messages import current_filters, install_filters, load_module, refer_to
 
 
 class Holder:
@@ -32,7 +33,7 @@ def test_what_has_no_place_in_a_module_is_refused(function):
 
 
 def test_a_function_typed_at_a_prompt_is_refused():
-    typed = "from hyperslab.testing.function_ref import refer_to\ndef f(): pass\nrefer_to(f)"
+    typed = "from hyperslab.testing.messages import refer_to\ndef f(): pass\nrefer_to(f)"
     command = [sys.executable, "-c", typed]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "TypeError: ranks cannot find f: write it to a file" in done.stderr
@@ -49,3 +50,34 @@ def test_files_that_cannot_be_imported_by_name_can_import_each_other(tmp_path, m
     module = load_module("some_tests.part.test_it", str(folder / "test_it.py"))
     assert module.ANSWER == module.helper.ANSWER == 42
     assert sys.modules["some_tests.part.test_it"] is module
+
+
+def warned(category, text):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn(text, category, stacklevel=1)
+    return len(caught)
+
+
+def test_filters_come_back_in_their_order():
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", "a.c", UserWarning)
+        taken = current_filters()
+        warnings.resetwarnings()
+        install_filters(taken)
+        assert current_filters() == taken
+        assert warned(UserWarning, "abc") == 0
+        with pytest.raises(UserWarning, match="other"):
+            warnings.warn("other", UserWarning, stacklevel=1)
+
+
+def test_a_filter_for_warnings_that_are_not_loaded_is_left_out(monkeypatch):
+    class Unseen(UserWarning):
+        pass
+
+    monkeypatch.setattr(Unseen, "__module__", "not.loaded")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Unseen)
+        install_filters(current_filters())
+        assert all(each.category_module != "not.loaded" for each in current_filters())

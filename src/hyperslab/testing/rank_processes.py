@@ -1,26 +1,160 @@
-"""The processes of a team, from their fork to the first failure."""
+"""The processes of a team, as the caller sees them: from their fork to the first failure."""
 
+import atexit
 import contextlib
+import itertools
+import json
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
 from hyperslab.cli.local_ranks import LOOPBACK, reserve_port, torchrun_variables, without_agent
-from hyperslab.testing.client import connect
-from hyperslab.testing.environment import warm_modules
-from hyperslab.testing.failure import RankError, say_died, say_printed, say_raised, say_stuck
-from hyperslab.testing.function_ref import refer_to
-from hyperslab.testing.messages import Call, Died, Outcome, Raised, Returned, Seat
-from hyperslab.testing.rank import leave
+from hyperslab.testing.messages import (
+    Call,
+    Died,
+    Exited,
+    Outcome,
+    Raised,
+    Returned,
+    Seat,
+    Signal,
+    refer_to,
+)
+from hyperslab.testing.server import leave
+
+TAIL = 2000
+
+
+class RankError(AssertionError):
+    """A rank that raised, died or did not return, with what is known about it."""
+
+    __module__ = "hyperslab.testing"  # where users import it from, and shorter in a report
+
+
+# The caller's end of the server
+
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from hyperslab.testing.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+SERVER_STOP_SECONDS = 5.0
+
+
+class ServerError(RuntimeError):
+    """The server did not start, or is gone and its ranks with it."""
+
+
+class Client:
+    """Starts a server and speaks to it; made by ``connect``, one per process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.exit_codes: dict[int, int] = {}
+        """By the number of the seat, once its process is gone."""
+        self._numbers = itertools.count()
+        self.connection, self._process = start_server()
+        atexit.register(self.close)
+        try:
+            self.connection.recv()
+        except EOFError:
+            self.close()
+            raise ServerError("the server that ranks are forked from did not start") from None
+
+    @property
+    def usable(self) -> bool:
+        """False in a fork of the process that made it, and when the server is gone."""
+        return self.pid == os.getpid() and self._process.poll() is None
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def fork(self, seat: Seat, handle: int) -> None:
+        """Fork a rank that answers calls over a copy of the socket ``handle``."""
+        self.connection.send(seat)
+        send_handle(self.connection, handle, self._process.pid)
+
+    def signal(self, numbers: list[int], signum: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.connection.send(Signal(numbers, signum))
+
+    def listen(self) -> None:
+        """Note the exits that the server has told of; do not wait for any."""
+        while self.connection.poll():
+            try:
+                exited: Exited = self.connection.recv()
+            except (EOFError, ConnectionError):
+                raise ServerError("the server that ranks are forked from was killed") from None
+            self.exit_codes[exited.number] = exited.exit_code
+
+    def await_exits(self, numbers: Collection[int], timeout_seconds: float) -> None:
+        """Wait until the processes of these seats are gone, and forget them."""
+        deadline = time.monotonic() + timeout_seconds
+        with contextlib.suppress(ServerError):
+            while not self.exit_codes.keys() >= set(numbers) and time.monotonic() < deadline:
+                if self.connection.poll(deadline - time.monotonic()):
+                    self.listen()
+        for number in numbers:
+            self.exit_codes.pop(number, None)
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.pid != os.getpid():
+            return
+        try:
+            self._process.wait(SERVER_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def start_server() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A new interpreter rather than a fork: the caller may have threads, or CUDA in use."""
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                BOOT,
+                json.dumps(sys.path),
+                str(theirs.fileno()),
+                str(os.getpid()),
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+    return ours, process
+
+
+_client: Client | None = None
+
+
+def connect() -> Client:
+    """This process's server, started if need be: seconds the first time, nothing later."""
+    global _client
+    if _client is None or not _client.usable:
+        _client = Client()
+    return _client
+
+
+WARM = ("hyperslab", "hypothesis", "numpy", "pytest", "torch._dynamo", "torch.distributed")
+"""Packages that are loaded before the fork if the caller uses them (any optimizer does use
+torch._dynamo). Importing them starts no thread and leaves CUDA alone, which cannot be said of all
+of torch, nor of a test file."""
 
 ECHO_SECONDS = 1.0
 """How long after a failure an earlier one, or the death that caused it, may still be reported."""
@@ -49,7 +183,7 @@ class Member:
         return None if exit_code is None else Died(exit_code)
 
 
-class Crew:
+class RankProcesses:
     """One process per rank, alive from here on."""
 
     def __init__(self, num_ranks: int) -> None:
@@ -79,7 +213,7 @@ class Crew:
     def run(self, call: Call, may_die: Collection[int], timeout_seconds: float) -> list[Any]:
         """The results by rank; None for a rank of ``may_die`` that died.
 
-        After an error the ranks are in no known state: ``disband`` the crew.
+        After an error the ranks are in no known state: ``kill`` the processes.
         """
         __tracebackhide__ = True
         deadline = time.monotonic() + timeout_seconds
@@ -89,7 +223,9 @@ class Crew:
         outcomes: dict[int, Outcome] = {}
         while self._gather(outcomes, deadline):
             if failures(outcomes, may_die):
-                self._gather_all(outcomes, time.monotonic() + ECHO_SECONDS)
+                deadline = time.monotonic() + ECHO_SECONDS
+                while self._gather(outcomes, deadline):
+                    pass
                 raise RankError(self._say_failed(failures(outcomes, may_die)))
         if len(outcomes) < len(self._members):
             raise RankError(self._say_stuck(outcomes, timeout_seconds))
@@ -100,7 +236,7 @@ class Crew:
         """Let every rank tidy up, as a last call."""
         self.run(LEAVE, may_die=(), timeout_seconds=STOP_SECONDS)
 
-    def disband(self) -> None:
+    def kill(self) -> None:
         """Kill what still runs, and leave nothing behind."""
         numbers = [member.seat.number for member in self._members]
         self._client.signal(numbers, signal.SIGKILL)
@@ -123,25 +259,36 @@ class Crew:
                 outcomes[member.seat.rank] = outcome
         return True
 
-    def _gather_all(self, outcomes: dict[int, Outcome], deadline: float) -> None:
-        while self._gather(outcomes, deadline):
-            pass
-
     def _say_failed(self, failed: Mapping[int, Raised | Died]) -> str:
         rank, outcome = first_failure(failed)
-        if isinstance(outcome, Died):
-            return say_died(rank, outcome) + self._say_printed()
-        return say_raised(rank, len(self._members), outcome) + self._say_printed()
+        if isinstance(outcome, Raised):
+            told = f"of {len(self._members)} raised {outcome.summary}\n\n{outcome.traceback}"
+        elif outcome.exit_code >= 0:
+            told = f"died with exit code {outcome.exit_code}"
+        else:
+            number = -outcome.exit_code
+            told = f"died with signal {number} ({signal.Signals(number).name})"
+        return f"rank {rank} {told}{self._say_printed()}"
 
     def _say_stuck(self, outcomes: Mapping[int, Outcome], timeout_seconds: float) -> str:
+        """The stacks of the ranks that still run."""
         stuck = [member.seat for member in self._members if member.seat.rank not in outcomes]
         self._client.signal([seat.number for seat in stuck], signal.SIGUSR1)
         await_files([seat.stacks for seat in stuck], STACK_SECONDS)
-        stacks = {seat.rank: read(seat.stacks) for seat in stuck}
-        return say_stuck(stacks, len(self._members), timeout_seconds) + self._say_printed()
+        ranks = ", ".join(str(seat.rank) for seat in stuck)
+        of = f"of {len(self._members)} still running after {timeout_seconds:g} s"
+        lines = [f"rank {ranks} {of}"]
+        lines += [f"\nrank {seat.rank} was here:\n{read(seat.stacks).rstrip()}" for seat in stuck]
+        return "\n".join(lines) + self._say_printed()
 
     def _say_printed(self) -> str:
-        return say_printed({each.seat.rank: read(each.seat.output) for each in self._members})
+        """The end of what each rank wrote to stdout and stderr, if it was anything."""
+        printed = {each.seat.rank: read(each.seat.output) for each in self._members}
+        return "".join(
+            f"\n--- rank {rank} printed ---\n{text[-TAIL:].rstrip()}\n"
+            for rank, text in printed.items()
+            if text.strip()
+        )
 
 
 def failures(outcomes: Mapping[int, Outcome], may_die: Collection[int]) -> dict[int, Raised | Died]:
@@ -165,6 +312,11 @@ def first_failure(failed: Mapping[int, Raised | Died]) -> tuple[int, Raised | Di
 
 def result(outcome: Outcome) -> Any:
     return pickle.loads(outcome.result) if isinstance(outcome, Returned) else None
+
+
+def warm_modules() -> list[str]:
+    """The modules of ``WARM`` that this process has loaded."""
+    return [name for name in list(sys.modules) if any(f"{name}.".startswith(f"{w}.") for w in WARM)]
 
 
 def await_files(paths: Collection[Path], timeout_seconds: float) -> None:
