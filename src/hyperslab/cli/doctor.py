@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -10,7 +9,7 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from hyperslab import __version__
 from hyperslab.cli.machine import Machine, find_gpus, find_machine
-from hyperslab.cli.output import two_columns
+from hyperslab.cli.output import print_result, two_columns
 from hyperslab.cli.selftest import Check, run_selftest
 from hyperslab.errors import ConfigError, HyperslabError
 
@@ -49,10 +48,7 @@ def doctor(as_json: bool) -> None:
     if report.has_torch:
         with Console(stderr=True).status("Two ranks compute together ..."):
             finish_report(report)
-    if as_json:
-        click.echo(report.to_json())
-    else:
-        Console().print(_to_table(report))
+    print_result(report.to_dict(), as_json, _to_table(report))
     if failures := report.failures:
         first = failures[0]
         raise HyperslabError(
@@ -141,9 +137,9 @@ class Report:
     def failures(self) -> list[Check]:
         return [check for check in self.checks if not check.ok]
 
-    def to_json(self) -> str:
+    def to_dict(self) -> dict[str, Any]:
         content = asdict(self) | {"checks": [check._asdict() for check in self.checks]}
-        return json.dumps({"ok": not self.failures, **content}, indent=2)
+        return {"ok": not self.failures, **content}
 
 
 def begin_report() -> Report:

@@ -58,7 +58,7 @@ def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[
     reserved = reserve_port()
     try:
         for rank in range(NUM_RANKS):
-            with _log(folder, rank).open("wb") as log:
+            with _file(folder, rank, "log").open("wb") as log:
                 environ = rank_environ(os.environ, rank, reserved.getsockname()[1])
                 ranks.append(
                     subprocess.Popen(
@@ -88,27 +88,20 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
 
 
 def _has_passed(folder: Path, step: str) -> bool:
-    return all(_mark(folder, step, rank).exists() for rank in range(NUM_RANKS))
+    return all(_file(folder, rank, step).exists() for rank in range(NUM_RANKS))
 
 
-def _mark(folder: Path, step: str, rank: int) -> Path:
-    return folder / f"rank{rank}.{step}"
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
-
-
-def _failure(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.failure"
+def _file(folder: Path, rank: int, what: str) -> Path:
+    """The mark of a step that ``rank`` has passed, its ``log``, or the ``failure`` that it had."""
+    return folder / f"rank{rank}.{what}"
 
 
 def _reason(folder: Path, rank: int) -> str:
     """The first line of the error of ``rank``, or the last of its log if it died without one."""
-    failure = _failure(folder, rank)
+    failure = _file(folder, rank, "failure")
     if failure.exists():
         return failure.read_text().partition("\n")[0]
-    return _log(folder, rank).read_text(errors="replace").strip().rpartition("\n")[2]
+    return _file(folder, rank, "log").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 # What each rank runs
@@ -120,7 +113,7 @@ def _run_rank(device: str, folder: Path) -> None:
         _run_steps(device, folder)
     except Exception as error:
         # torch may log more after the traceback, so that the log's last line would not do.
-        failure = _failure(folder, int(os.environ["RANK"]))
+        failure = _file(folder, int(os.environ["RANK"]), "failure")
         failure.write_text(f"{type(error).__name__}: {error}")
         raise
 
@@ -131,7 +124,7 @@ def _run_steps(device: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d), strict=True):
         check(device)
-        _mark(folder, step, dist.get_rank()).touch()
+        _file(folder, dist.get_rank(), step).touch()
     dist.destroy_process_group()
 
 

@@ -21,7 +21,7 @@ from hyperslab.cli.local_ranks import (
     find_launcher,
     run_ranks,
 )
-from hyperslab.cli.output import draw, print_answer, print_news
+from hyperslab.cli.output import draw, print_answer, print_news, print_result
 from hyperslab.cli.rank_errors import (
     FOLDER,
     begin_rank,
@@ -31,7 +31,7 @@ from hyperslab.cli.rank_errors import (
     told_once,
 )
 from hyperslab.train.config import Config
-from hyperslab.train.preset_list import hint_for, list_presets
+from hyperslab.train.preset_list import PRESETS, hint_for
 from hyperslab.train.process import CAN_GO_ON, COMMAND, user_command
 from hyperslab.train.read_config import SAVED_AS, config_name, read_config
 from hyperslab.train.write_config import config_to_toml
@@ -189,10 +189,7 @@ def _print_config(config: Config, as_json: bool) -> None:
 
 
 def _print_presets(as_json: bool) -> None:
-    presets = list_presets()
-    if as_json:
-        print_answer(json.dumps([asdict(preset) for preset in presets], indent=2))
-        return
+    presets = [*PRESETS.values()]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("preset", "learns", "input", "parameters", "GFLOP", "data"):
         table.add_column(name, no_wrap=name != "learns")
@@ -203,7 +200,7 @@ def _print_presets(as_json: bool) -> None:
         table.add_row(*map(Text, (*row, str(config.data.files))))
     example = hint_for(read_config(presets[0].name))
     hint = Text(f"\nNo data yet? For {presets[0].name}, {example}")
-    print_answer(draw([table, hint], min_width=120))
+    print_result([asdict(preset) for preset in presets], as_json, table, hint)
 
 
 EXPORT_EXAMPLES = """\b

@@ -32,25 +32,6 @@ from hyperslab.train.slices import input_pictures, label_picture
 from hyperslab.train.task import Batch, Meter, Task
 
 
-class Classification(Task):
-    losses = CLASS_LOSSES
-    best_by = "accuracy"
-    has_classes = True
-
-    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
-        output, target = fit_labels(output, target, loss=self.loss_name)
-        if max(output.shape[2:], default=1) > 1:
-            raise ConfigError(
-                f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
-                "its cells, or set task.kind = 'segmentation'"
-            )
-        check_names(self.names, num_classes(output), "classes")
-        return output, target
-
-    def meter(self) -> Meter:
-        return ClassificationMeter(self)
-
-
 def predicted_classes(output: Values) -> Values:
     """Of logits (N, K, ...) the class of the largest; of one logit 1 where it is above 0."""
     output = the_tensor(output)
@@ -125,18 +106,21 @@ class ClassificationMeter(Meter):
         return logits[counted], labels[counted], weights[counted]
 
 
-class Segmentation(Task):
-    losses = MAP_LOSSES
-    best_by = "iou"
+class Classification(Task):
+    meters = ClassificationMeter
+    losses = CLASS_LOSSES
+    best_by = "accuracy"
     has_classes = True
 
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         output, target = fit_labels(output, target, loss=self.loss_name)
+        if max(output.shape[2:], default=1) > 1:
+            raise ConfigError(
+                f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
+                "its cells, or set task.kind = 'segmentation'"
+            )
         check_names(self.names, num_classes(output), "classes")
         return output, target
-
-    def meter(self) -> Meter:
-        return SegmentationMeter(self)
 
 
 class SegmentationMeter(Meter):
@@ -174,6 +158,18 @@ class SegmentationMeter(Meter):
         if self._counts.any():
             drawn += draw_confusion(self._counts, self.names, folder / "confusion.png")
         return drawn
+
+
+class Segmentation(Task):
+    meters = SegmentationMeter
+    losses = MAP_LOSSES
+    best_by = "iou"
+    has_classes = True
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_labels(output, target, loss=self.loss_name)
+        check_names(self.names, num_classes(output), "classes")
+        return output, target
 
 
 def _labels(target: Values) -> Values:

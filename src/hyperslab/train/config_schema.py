@@ -126,26 +126,26 @@ def fit(value: object, annotation: Any) -> Any:
     """
     if value == NONE and accepts(annotation, NoneType):
         return None
-    for kind in kinds(annotation):
+    for member in members(annotation):
         with suppress(MisfitError):
-            return _fit_kind(value, kind)
+            return _fit_member(value, member)
     raise MisfitError
 
 
-def kinds(annotation: Any) -> tuple[Any, ...]:
+def members(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the annotation itself."""
     is_union = get_origin(annotation) in (Union, UnionType)
     return get_args(annotation) if is_union else (annotation,)
 
 
-def accepts(annotation: Any, kind: Any) -> bool:
-    """Whether ``kind`` is a member of ``annotation``, without regard to what it contains."""
-    return any((get_origin(each) or each) is kind for each in kinds(annotation))
+def accepts(annotation: Any, wanted: Any) -> bool:
+    """Whether ``wanted`` is a member of ``annotation``, without regard to what it contains."""
+    return any((get_origin(each) or each) is wanted for each in members(annotation))
 
 
 def expected(annotation: Any, value: object) -> str:
     """What ``annotation`` asks for, in words; ``value`` is what was given instead."""
-    words = [_words(kind) for kind in kinds(annotation)]
+    words = [_words(member) for member in members(annotation)]
     if isinstance(value, int | float) and not _is_in_range(value):
         words = [_with_range(word) for word in words]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
@@ -157,16 +157,16 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
-def _fit_kind(value: object, kind: Any) -> Any:
-    outer = get_origin(kind) or kind
+def _fit_member(value: object, member: Any) -> Any:
+    outer = get_origin(member) or member
     if outer is Any:
         return value
     if outer is float:
         return _finite(value)
     if outer is Sequence and isinstance(value, list | tuple):
-        return tuple(fit(each, get_args(kind)[0]) for each in value)
+        return tuple(fit(each, get_args(member)[0]) for each in value)
     if outer is Mapping and isinstance(value, Mapping):
-        return {str(name): fit(each, get_args(kind)[1]) for name, each in value.items()}
+        return {str(name): fit(each, get_args(member)[1]) for name, each in value.items()}
     if type(value) is not outer or (outer is int and not _is_in_range(value)):
         raise MisfitError
     return value
@@ -188,14 +188,14 @@ def _with_range(word: str) -> str:
     )
 
 
-def _words(kind: Any) -> str:
-    if kind is NoneType:
+def _words(member: Any) -> str:
+    if member is NoneType:
         return f'"{NONE}"'
-    outer = get_origin(kind) or kind
+    outer = get_origin(member) or member
     if outer is Sequence:
-        return f"a list of {_WORDS[get_args(kind)[0]][1]}"
+        return f"a list of {_WORDS[get_args(member)[0]][1]}"
     if outer is Mapping:
-        inner = get_args(kind)[1]
+        inner = get_args(member)[1]
         return "a table" if inner is Any else f"a table of {_WORDS[inner][1]}"
     return (
         "a string, a number, true or false, a list or a table" if outer is Any else _WORDS[outer][0]

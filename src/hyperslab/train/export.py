@@ -87,12 +87,12 @@ def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig |
     with partial_file(path) as (part, _):
         try:
             save_file(_separate(state), part, metadata=about)
-            _settle(part)
+            _publish(part)
         except (SafetensorError, ValueError, KeyError) as error:
             raise FormatError(f"{path} could not be written: {error}") from error
 
 
-def _settle(path: Path) -> None:
+def _publish(path: Path) -> None:
     """Puts a file on the disk and lets others read it, as far as this process lets them.
 
     ``save_file`` makes a file of its own under that name, for the owner alone.

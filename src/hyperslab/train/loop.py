@@ -288,7 +288,7 @@ class Trainer:
     # Log and checkpoints
 
     def _report(self) -> None:
-        stretch = self.pace.settle(self._explain)
+        stretch = self.pace.finish(self._explain)
         if stretch is None:
             return
         norm = self._norm.full_tensor() if isinstance(self._norm, DTensor) else self._norm

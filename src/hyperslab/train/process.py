@@ -54,7 +54,7 @@ class StopSignals:
         self._is_single_rank = mesh.num_ranks == 1
         self._got = 0
         self._interrupted = False
-        self._settle: Callable[[], int] | None = None
+        self._pending: Callable[[], int] | None = None
         self._before: dict[int, Any] = {}
 
     def poll(self) -> str | None:
@@ -63,11 +63,11 @@ class StopSignals:
         Called once a step by all ranks, all of which get the same answer. It asks for the next one
         and does not wait for it, so that no step is held up; a single rank hears at once.
         """
-        settle = self._settle
-        self._settle = self._channel.post_max(self._got)
+        answer = self._pending
+        self._pending = self._channel.post_max(self._got)
         if self._is_single_rank:
-            settle = self._settle
-        if self.heard is None and settle is not None and (number := settle()):
+            answer = self._pending
+        if self.heard is None and answer is not None and (number := answer()):
             self.heard = signal.Signals(number).name
         return self.heard
 
@@ -87,8 +87,8 @@ class StopSignals:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
         if error is None:  # else the others may not have asked, and would be waited for
-            if self._settle is not None:
-                self._settle()
+            if self._pending is not None:
+                self._pending()
             self._channel.close()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

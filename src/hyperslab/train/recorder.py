@@ -112,7 +112,7 @@ class Pace:
         """Leaves out of the measured time what passed since the last step."""
         self._start, self._waited, self._num_samples = time.perf_counter(), 0.0, 0
 
-    def settle(self, explain: Callable[[float, StepPlace], str]) -> Stretch | None:
+    def finish(self, explain: Callable[[float, StepPlace], str]) -> Stretch | None:
         """The stretch up to the last step, or None if it has no steps; waits for the device.
 
         Raises what ``explain`` says if a loss is not a number: losses are the same on all ranks,

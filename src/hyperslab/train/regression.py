@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,33 +13,13 @@ from hyperslab.train.figures import draw_predictions
 from hyperslab.train.fitting import Values, fit_values
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
-from hyperslab.train.slices import (
-    in_colours,
-    input_pictures,
-    on_one_scale,
-    pictures_of,
-)
+from hyperslab.train.slices import in_colours, input_pictures, on_one_scale, pictures_of
 from hyperslab.train.task import Batch, Meter, Task
 
 MOST_PANELS = 12
 """Numbers that are drawn."""
 MOST_REMARKS = 4
 """Numbers of the first sample that are told with its picture."""
-
-
-class Regression(Task):
-    losses = VALUE_LOSSES
-    best_by = "loss"
-
-    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
-        output, target = fit_values(output, target)
-        if output.ndim == 1:
-            output, target = output.unsqueeze(1), target.unsqueeze(1)
-        check_names(self.names, output.shape[1], "numbers")
-        return output, target
-
-    def meter(self) -> Meter:
-        return RegressionMeter(self)
 
 
 class RegressionMeter(Meter):
@@ -91,12 +72,17 @@ class RegressionMeter(Meter):
         return [f"{name}: true {one:.4g}, predicted {other:.4g}" for name, one, other in rows]
 
 
-class Reconstruction(Regression):
-    def target_of(self, batch: Batch) -> Slab:
-        return batch.x
+class Regression(Task):
+    meters: ClassVar[type[Meter]] = RegressionMeter
+    losses = VALUE_LOSSES
+    best_by = "loss"
 
-    def meter(self) -> Meter:
-        return ReconstructionMeter(self)
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_values(output, target)
+        if output.ndim == 1:
+            output, target = output.unsqueeze(1), target.unsqueeze(1)
+        check_names(self.names, output.shape[1], "numbers")
+        return output, target
 
 
 class ReconstructionMeter(Meter):
@@ -127,3 +113,10 @@ class ReconstructionMeter(Meter):
         if not peak > 0 or math.isnan(mse):
             return math.nan
         return 10 * math.log10(peak**2 / mse) if mse else math.inf
+
+
+class Reconstruction(Regression):
+    meters = ReconstructionMeter
+
+    def target_of(self, batch: Batch) -> Slab:
+        return batch.x

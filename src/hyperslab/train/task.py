@@ -84,6 +84,7 @@ class Task(ABC):
 
     losses: ClassVar[tuple[str, ...]]
     """The names of those that suit it, the usual one first."""
+    meters: ClassVar[type[Meter]]
     best_by: ClassVar[str]
     has_classes: ClassVar[bool] = False
     higher_is_better: bool
@@ -142,9 +143,9 @@ class Task(ABC):
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         """Output and target as losses and scores compare them; raises if that makes no sense."""
 
-    @abstractmethod
     def meter(self) -> Meter:
         """A new one."""
+        return self.meters(self)
 
     def _class_weights_on(self, output: Values) -> Tensor | None:
         if not self._class_weights.numel():
