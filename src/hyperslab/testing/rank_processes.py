@@ -33,22 +33,33 @@ from hyperslab.testing.messages import (
 )
 from hyperslab.testing.server import leave
 
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from hyperslab.testing.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+SERVER_STOP_SECONDS = 5.0
+"""After its caller has hung up: how long the server may take to end."""
+
+WARM = ("hyperslab", "hypothesis", "numpy", "pytest", "torch._dynamo", "torch.distributed")
+"""Packages that are loaded before the fork if the caller uses them (any optimizer does use
+torch._dynamo). Importing them starts no thread and leaves CUDA alone, which cannot be said of all
+of torch, nor of a test file."""
+
+ECHO_SECONDS = 1.0
+"""How long after a failure an earlier one, or the death that caused it, may still be reported."""
+
+STACK_SECONDS = 20.0
+STOP_SECONDS = 60.0
+LEAVE = Call(refer_to(leave), pickle.dumps(((), {})), filters=())
+
 TAIL = 2000
+"""Letters of what a rank has printed that are told."""
 
 
 class RankError(AssertionError):
     """A rank that raised, died or did not return, with what is known about it."""
 
     __module__ = "hyperslab.testing"  # where users import it from, and shorter in a report
-
-
-# The caller's end of the server
-
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from hyperslab.testing.server import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
-SERVER_STOP_SECONDS = 5.0
 
 
 class ServerError(RuntimeError):
@@ -149,19 +160,6 @@ def connect() -> Client:
     if _client is None or not _client.usable:
         _client = Client()
     return _client
-
-
-WARM = ("hyperslab", "hypothesis", "numpy", "pytest", "torch._dynamo", "torch.distributed")
-"""Packages that are loaded before the fork if the caller uses them (any optimizer does use
-torch._dynamo). Importing them starts no thread and leaves CUDA alone, which cannot be said of all
-of torch, nor of a test file."""
-
-ECHO_SECONDS = 1.0
-"""How long after a failure an earlier one, or the death that caused it, may still be reported."""
-
-STACK_SECONDS = 20.0
-STOP_SECONDS = 60.0
-LEAVE = Call(refer_to(leave), pickle.dumps(((), {})), filters=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""The process that ranks are forked from, and what runs in a rank."""
+"""The process that ranks are forked from, and what runs in a rank.
+
+It has torch loaded, one thread, and no CUDA. It forks, passes signals on and tells of exits, and is
+gone when its caller is.
+"""
 
 import contextlib
 import faulthandler

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-
-# How figures look, and how they get to the disk
-
 _log = logging.getLogger("hyperslab")
 
+MOST_POINTS = 5000
+"""That are drawn of a scatter; of more, an even choice."""
+MOST_NUMBERS = 12
+"""Classes up to which shares are written into the matrix."""
+MOST_TICKS = 30
+MOST_CURVES = 10
 DPI = 130
 BLUE, ORANGE, GREEN, GREY = "#2a6f97", "#d1603d", "#4c956c", "#8d99ae"
 CLASS_COLOURS = (
@@ -92,10 +95,6 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
         _log.warning("figure %s is missing: %s", path.name, " ".join(str(error).split()))
         return []
     return [path]
-
-
-MOST_POINTS = 5000
-"""That are drawn of a scatter; of more, an even choice."""
 
 
 def draw_curves(log: Path, folder: Path) -> list[Path]:
@@ -200,11 +199,6 @@ def _draw_scatter(axes: Axes, true: Floats, predicted: Floats) -> None:
 
 
 # Classes: which is taken for which, and how well they are told apart
-
-MOST_NUMBERS = 12
-"""Classes up to which shares are written into the matrix."""
-MOST_TICKS = 30
-MOST_CURVES = 10
 
 
 def draw_confusion(counts: Floats, names: Sequence[str], path: Path) -> list[Path]:

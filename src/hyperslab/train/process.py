@@ -20,12 +20,6 @@ if TYPE_CHECKING:  # it loads torch
 COMMAND = "HYPERSLAB_COMMAND"
 """The environment variable with the command, where the process has another one itself."""
 
-
-def user_command() -> str:
-    """The command as it can be typed again."""
-    return os.environ.get(COMMAND) or shlex.join(sys.orig_argv)
-
-
 STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP")
 """What users, launchers and batch systems send before they kill (``sbatch --signal=USR1@60``)."""
 
@@ -33,8 +27,13 @@ CAN_GO_ON = 75
 """The exit code of a run that a signal stopped and that can go on (EX_TEMPFAIL)."""
 
 
+def user_command() -> str:
+    """The command as it can be typed again."""
+    return os.environ.get(COMMAND) or shlex.join(sys.orig_argv)
+
+
 class StopSignals:
-    """Within it, a signal to stop is noted rather than obeyed; ``poll`` tells of it.
+    """Within it, a signal to stop is noted rather than obeyed; ``poll`` tells all ranks of it.
 
     A second SIGINT interrupts at once. Signals that were ignored before stay ignored (``nohup``).
     Outside the main thread, which alone may handle signals, only those of other ranks are heard.

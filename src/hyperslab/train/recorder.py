@@ -21,6 +21,8 @@ from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io.partial import explained_writing
 from hyperslab.train.run_folder import RunFolder, to_json, write_text
 
+_log = logging.getLogger("hyperslab")
+
 # The file: a line of JSON for every report
 
 Line: TypeAlias = dict[str, Any]
@@ -132,9 +134,6 @@ class Pace:
         self._places.clear()
         self.rest()
         return stretch
-
-
-_log = logging.getLogger("hyperslab")
 
 
 class Recorder:

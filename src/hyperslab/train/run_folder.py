@@ -304,7 +304,7 @@ def _ask_git(*words: str) -> str | None:
 
 # A lock on a folder, so that two runs do not write into one
 
-NAME = ".lock"
+LOCK = ".lock"
 
 
 class Holder(NamedTuple):
@@ -332,7 +332,7 @@ class FolderLock:
     @classmethod
     def take(cls, folder: Path) -> FolderLock:
         """Raises ``ConfigError`` if another run has it."""
-        path = folder / NAME
+        path = folder / LOCK
         with explained_writing(path):
             fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
             try:

@@ -25,6 +25,8 @@ from hyperslab.train.losses import COUNTED, ENTROPIES, LOSSES, OwnLoss, check_lo
 from hyperslab.train.metrics import WeightedMean
 from hyperslab.train.slices import Picture, draw_pictures
 
+_log = logging.getLogger("hyperslab")
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -74,9 +76,6 @@ class Roles:
             None if self.target is None else arrays[self.target],
             None if self.weight is None else arrays[self.weight],
         )
-
-
-_log = logging.getLogger("hyperslab")
 
 
 class Task(ABC):
