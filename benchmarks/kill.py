@@ -34,10 +34,10 @@ from torch import nn
 
 from hyperslab.cli import local_ranks
 from hyperslab.train.checkpoint_folder import check_files, read_manifest
-from hyperslab.train.checkpoint_shelf import find_checkpoints
+from hyperslab.train.checkpoint_state import empties
 from hyperslab.train.checkpoint_tensors import read_index, read_tensors
-from hyperslab.train.parts import empties
-from hyperslab.train.stopping import CAN_GO_ON
+from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.process import CAN_GO_ON
 
 PARENT = "parent"
 MOMENTS = ("start", "step", "save")

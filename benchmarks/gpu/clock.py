@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hyperslab.train.precision import float32_products
+from hyperslab.train.model import float32_products
 
 
 def nothing() -> None: ...

@@ -14,7 +14,7 @@ from gpu.clock import device_times, host_times
 from torch import Tensor, nn
 
 import hyperslab as hs
-from hyperslab.train.precision import float32_products
+from hyperslab.train.model import float32_products
 
 SLOW_SECONDS = 1.0
 """A step that takes longer is not tried with cudnn.benchmark, which would try every algorithm."""

@@ -4,7 +4,7 @@ from mutation.mutant import Mutant
 
 MUTANTS = [
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "    write_manifest(replace(manifest, files=files), beside)\n"
         '    target = beside.with_suffix("")\n'
         "    replaced = target.with_suffix(REPLACED)\n"
@@ -27,7 +27,7 @@ MUTANTS = [
         "a checkpoint gets its name before its manifest is written",
     ),
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "        sync_folder(target.parent)\n",
         "",
         "train/test_checkpoints.py",
@@ -41,7 +41,7 @@ MUTANTS = [
         "a checkpoint's tensors are written without fsync",
     ),
     Mutant(
-        "train/checkpoint_shelf.py",
+        "train/checkpoints.py",
         "kept = {*latest, *(best_of(found, until=step) for step in latest)}",
         "kept = {*latest}",
         "train/test_checkpoints.py",
@@ -62,31 +62,31 @@ MUTANTS = [
         "nobody hears that a checkpoint could not be written",
     ),
     Mutant(
-        "train/folder_lock.py",
+        "train/run_folder.py",
         "        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)\n",
         "train/test_run_folder.py",
         "two runs can hold a folder's lock",
     ),
     Mutant(
-        "train/state_tree.py",
+        "train/checkpoint_state.py",
         "return entries if isinstance(state, list) else {TUPLE: entries}",
         "return entries",
         "train/test_checkpoints.py",
         "tuples come back as lists",
     ),
     Mutant(
-        "train/schedule.py",
+        "train/optimizers.py",
         "(epochs + 1 / self.steps_per_epoch) / warmup",
         "epochs / warmup",
-        "train/test_schedule.py",
+        "train/test_optimizers.py",
         "the first step of a warm-up learns nothing",
     ),
     Mutant(
-        "train/schedule.py",
+        "train/optimizers.py",
         "/ max(end - warmup, 1 / self.steps_per_epoch)",
         "/ max(end, 1 / self.steps_per_epoch)",
-        "train/test_schedule.py",
+        "train/test_optimizers.py",
         "decay does not reach its end by the end",
     ),
     Mutant(
@@ -104,10 +104,10 @@ MUTANTS = [
         "cells are counted once for each rank that holds them",
     ),
     Mutant(
-        "train/evaluate.py",
+        "train/task.py",
         "            part.training = mode\n",
         "            part.training = True\n",
-        "train/test_evaluate.py train/test_run.py",
+        "train/test_task.py train/test_run.py",
         "after a validation frozen layers train",
     ),
     Mutant(
@@ -135,7 +135,7 @@ MUTANTS = [
         "train/loop.py",
         "sign = 1 if self.task.higher_is_better else -1",
         "sign = 1",
-        "train/test_evaluate.py train/test_run.py",
+        "train/test_task.py train/test_run.py",
         "the worst weights are kept as the best where less is better",
     ),
     Mutant(
@@ -154,7 +154,7 @@ MUTANTS = [
         "accumulated gradients are not divided by what they count",
     ),
     Mutant(
-        "train/log_file.py",
+        "train/recorder.py",
         'if line["step"] <= step]',
         'if line["step"] < step]',
         "train/test_recorder.py",
@@ -169,9 +169,9 @@ MUTANTS = [
     ),
     Mutant(
         "cli/local_ranks.py",
-        "kept = {name: each for name, each in environ.items()"
+        "return {name: each for name, each in environ.items()"
         ' if not name.startswith("TORCHELASTIC_")}',
-        "kept = dict(environ)",
+        "return dict(environ)",
         "cli/test_local_ranks.py",
         "ranks look for the agent of an outer torchrun",
     ),
@@ -183,7 +183,7 @@ MUTANTS = [
         "a rank that ignores SIGTERM is never killed",
     ),
     Mutant(
-        "cli/rank_count.py",
+        "cli/local_ranks.py",
         "if asked % product or (is_fixed and asked != product):",
         "if asked % product:",
         "cli/test_train.py",
@@ -240,23 +240,23 @@ MUTANTS = [
     ),
     Mutant(
         "testing/team.py",
-        "        if not self._crew.complete:\n            self._disband()\n",
+        "        if not self._processes.complete:\n            self._kill()\n",
         "",
         "testing/test_team.py",
         "a team goes on with a dead rank",
     ),
     Mutant(
-        "testing/crew.py",
+        "testing/rank_processes.py",
         "return isinstance(outcome, Raised), outcome.when if isinstance(outcome, Raised) else 0.0",
         "return isinstance(outcome, Raised), float(rank)",
         "testing/test_team.py",
         "the lowest rank that raised is told rather than the first",
     ),
     Mutant(
-        "testing/warning_filters.py",
+        "testing/messages.py",
         "for each in reversed(tuple(filters)):",
         "for each in tuple(filters):",
-        "testing/test_warning_filters.py",
+        "testing/test_messages.py",
         "the caller's last warning filter counts rather than the first",
     ),
     Mutant(

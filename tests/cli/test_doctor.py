@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from hyperslab.cli import checkup
+from hyperslab.cli import doctor
 from hyperslab.cli.main import main
 from hyperslab.cli.selftest import Check
 from hyperslab.kernels import conv_check
@@ -22,8 +22,8 @@ FAILED = Check("cpu: conv3d", False, "no answer within 60 s")
 def selftest(monkeypatch):
     """The checks that the self-test is made to return; the machine has no GPU."""
     checks = [PASSED]
-    monkeypatch.setattr(checkup, "run_selftest", lambda device: checks)
-    monkeypatch.setattr(checkup, "check_gpus", list)
+    monkeypatch.setattr(doctor, "run_selftest", lambda device: checks)
+    monkeypatch.setattr(doctor, "check_gpus", list)
     return checks
 
 
@@ -85,18 +85,18 @@ def test_the_launcher_is_shown_by_rank_0_alone(selftest):
     ],
 )
 def test_a_torch_that_will_not_do_is_named_with_what_to_do(version, words):
-    check = checkup.check_torch(version)
+    check = doctor.check_torch(version)
     assert not check.ok
     assert words in check.detail
 
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.12.0a0+git1234", "3.0"])
 def test_newer_torch_versions_will_do(version):
-    assert checkup.check_torch(version).ok
+    assert doctor.check_torch(version).ok
 
 
 def test_without_a_usable_torch_the_rest_is_left_out(monkeypatch):
-    monkeypatch.setattr(checkup.metadata, "version", lambda package: "1.0")
+    monkeypatch.setattr(doctor.metadata, "version", lambda package: "1.0")
     result = run_doctor()
     assert result.exit_code == 1
     assert "Error: 1 of 1 checks failed: torch: 1.0 is too old" in result.stderr
@@ -110,15 +110,15 @@ def test_a_gpu_that_torch_cannot_use_is_a_failure(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", warn_and_refuse)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
-    monkeypatch.setattr(checkup, "_has_nvidia_device", lambda: True)
-    assert checkup.check_gpus() == [Check("GPU", False, "the driver is too old (found 11.4)")]
+    monkeypatch.setattr(doctor, "_has_nvidia_device", lambda: True)
+    assert doctor.check_gpus() == [Check("GPU", False, "the driver is too old (found 11.4)")]
 
 
 @pytest.fixture
 def one_gpu(selftest, monkeypatch):
     """The machine has a GPU."""
-    monkeypatch.setattr(checkup, "check_gpus", lambda: [Check("GPU 0", True, "eight ones")])
-    monkeypatch.setattr(checkup, "find_gpus", lambda: [{"name": "H", "memory_nbytes": 2**30}])
+    monkeypatch.setattr(doctor, "check_gpus", lambda: [Check("GPU 0", True, "eight ones")])
+    monkeypatch.setattr(doctor, "find_gpus", lambda: [{"name": "H", "memory_nbytes": 2**30}])
 
 
 def test_convolutions_of_the_gpu_are_checked(one_gpu, monkeypatch):

@@ -194,7 +194,7 @@ def test_an_error_in_the_watching_process_leaves_no_rank(monkeypatch, tmp_path):
         wait_for(lambda: Path("0.pid").exists() and Path("1.pid").exists())
         raise RuntimeError("no")
 
-    monkeypatch.setattr(local_ranks._Team, "watch", fail)
+    monkeypatch.setattr(local_ranks._RankProcesses, "watch", fail)
     with pytest.raises(RuntimeError, match="no"):
         run_ranks([sys.executable, "-IS", "-c", NOTES], 2)
     assert not any(map(is_alive, rank_pids()))

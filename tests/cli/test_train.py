@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from rich.text import Text
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from hyperslab.cli import rank_count, rank_errors
-from hyperslab.cli.export import export as export_command
+from hyperslab.cli import local_ranks, rank_errors
+from hyperslab.cli.local_ranks import count_ranks, find_launcher
 from hyperslab.cli.main import main
-from hyperslab.cli.rank_count import count_ranks, find_launcher
 from hyperslab.cli.rank_errors import FOLDER, read_errors, told_once
-from hyperslab.cli.train import _config, train as train_command
+from hyperslab.cli.train import _config, export as export_command, train as train_command
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.train.preset_list import PRESETS
 from hyperslab.train.read_config import read_config
@@ -29,7 +28,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(rank_count, "count_gpus", lambda: 0)
+    monkeypatch.setattr(local_ranks, "count_gpus", lambda: 0)
     monkeypatch.setattr(rank_errors, "STAY_SECONDS", 0.0)
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it is set
     return tmp_path
@@ -165,22 +164,22 @@ def test_the_outcome_is_printed_and_its_exit_code_passes_through(runs):
     ],
 )
 def test_as_many_ranks_as_asked_for_or_useful(monkeypatch, changes, asked, num_gpus, num):
-    monkeypatch.setattr(rank_count, "count_gpus", lambda: num_gpus)
+    monkeypatch.setattr(local_ranks, "count_gpus", lambda: num_gpus)
     assert count_ranks(read_config("hepcnn", changes), asked).num == num
 
 
 def test_a_mesh_that_is_too_large_for_this_machine_is_refused(monkeypatch):
-    monkeypatch.setattr(rank_count, "find_machine", lambda: {"cpu_cores": 6.0})
+    monkeypatch.setattr(local_ranks, "find_machine", lambda: {"cpu_cores": 6.0})
     with pytest.raises(ConfigError, match=r"=25 asks for 25 ranks, .* has 6 cores and 0 GPUs"):
         count_ranks(read_config("hepcnn", ["mesh.height=25"]), None)
     assert count_ranks(read_config("hepcnn", ["mesh.height=24"]), None).num == 24
     assert count_ranks(read_config("hepcnn", ["mesh.height=25"]), 25).num == 25
-    monkeypatch.setattr(rank_count, "count_gpus", lambda: 32)
+    monkeypatch.setattr(local_ranks, "count_gpus", lambda: 32)
     assert count_ranks(read_config("hepcnn", ["mesh.height=25"]), None).num == 25
 
 
 def test_idle_gpus_are_told_of(monkeypatch):
-    monkeypatch.setattr(rank_count, "count_gpus", lambda: 4)
+    monkeypatch.setattr(local_ranks, "count_gpus", lambda: 4)
     config = read_config("hepcnn", ["mesh.height=2"])
     assert count_ranks(config, None).advice == "--ranks 4 would use 4 of 4 GPUs"
     config = read_config("hepcnn", ["data.batch_size=1"])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperslab.train.preset_list import list_presets
+from hyperslab.train.preset_list import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
@@ -94,6 +94,6 @@ def test_every_page_is_run_but_those_with_tests_of_their_own():
 
 def test_the_quick_start_lists_every_preset():
     page = (DOCS / "quickstart.md").read_text()
-    for preset in list_presets():
+    for preset in PRESETS.values():
         row = f"| `{preset.name}` | {preset.about} | {preset.input} | {preset.num_parameters:,} |"
         assert f"{row} {preset.gflop:,} |" in page

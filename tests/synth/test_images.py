@@ -5,7 +5,7 @@ import pytest
 from hyperslab.errors import ConfigError
 from hyperslab.io import open as open_data
 from hyperslab.synth import Images, produce
-from hyperslab.synth.silhouettes import SHAPES, Places, make_image
+from hyperslab.synth.images import SHAPES, Places, make_image
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from hyperslab.errors import ConfigError
 from hyperslab.io import open as open_data
 from hyperslab.synth import Volumes, produce
-from hyperslab.synth.phantom import BLUR, Ellipsoid, _covered, make_phantom
+from hyperslab.synth.volumes import BLUR, Ellipsoid, _covered, make_phantom
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""The fuzzer finds what it is there to find."""
-
 import os
 import signal
 import time
@@ -11,7 +9,7 @@ from hyperslab.errors import FormatError
 from hyperslab.io import ArrayReader, Format, Storage, register_format
 from hyperslab.io.reader import _REGISTERED
 from hyperslab.testing import fuzz_readers
-from hyperslab.testing.fuzz_readers import OUTCOMES, Specimen, fuzz
+from hyperslab.testing.fuzz_readers import OUTCOMES, RIGHT, Specimen, fuzz
 
 GOOD = b"\1" * 64
 
@@ -63,8 +61,7 @@ def specimens():
 @pytest.fixture
 def careless(monkeypatch):
     register_format("careless", Careless)
-    monkeypatch.setitem(fuzz_readers.FORMATS, "careless", f"{__name__}:specimens")
-    monkeypatch.setattr(fuzz_readers, "specimens_of", lambda format: specimens())
+    monkeypatch.setitem(fuzz_readers.FORMATS, "careless", specimens)
     yield
     del _REGISTERED["careless"]
 
@@ -75,3 +72,21 @@ def test_every_outcome_is_told_apart(careless):
     assert set(report.total) == set(OUTCOMES)
     assert len(report.faults) == sum(report.total[name] for name in fuzz_readers.FAULTS)
     assert "CRASH: x, seed 0-" in report.to_table() + "\n".join(report.faults)
+
+
+FORMATS = ["npy", "nifti", "tfrecord", "zarr"]
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_damaged_files_are_refused_or_read(format, count):
+    report = fuzz(format, count)
+    assert report.faults == []
+    assert report.total.total() == count
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_specimens_are_read_right_before_they_are_damaged(format, tmp_path, monkeypatch):
+    monkeypatch.setattr("hyperslab.testing.fuzz_readers.mutated", lambda content, *_: content)
+    report = fuzz(format, len(fuzz_readers.FORMATS[format]()))
+    assert set(report.total) == {RIGHT}

@@ -106,5 +106,5 @@ def test_pytest_shows_ids_marks_and_a_short_failure(torch_free):
     assert "test_below" not in shown
     assert "RankError: rank 1 of 2 raised AssertionError: not so" in shown
     assert "on_ranks.py" not in shown
-    assert "crew.py" not in shown
+    assert "rank_processes.py" not in shown
     assert "4 passed, 1 deselected" in shown.replace("1 failed, ", "")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyperslab.testing import crew
+from hyperslab.testing import rank_processes
 from hyperslab.testing.random_net import RandomNet, random_place
 from hyperslab.testing.stress import Outcome, check_compiled, stress
 from hyperslab.testing.ways_of_use import check_way
@@ -50,7 +50,7 @@ def test_a_compiled_random_network_on_two_ranks(team_of, seed):
 
 
 def test_a_network_that_hangs_is_wrong_and_the_next_is_tried(monkeypatch):
-    monkeypatch.setattr(crew, "STACK_SECONDS", 0)
+    monkeypatch.setattr(rank_processes, "STACK_SECONDS", 0)
     first, second = stress(range(2), timeout_seconds=0)
     assert (first.seed, first.verdict) == (0, "wrong")
     assert second.seed == 1

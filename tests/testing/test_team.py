@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings, strategies as st
 
-from hyperslab.testing import RankError, Team, crew
-from hyperslab.testing.crew import first_failure
+from hyperslab.testing import RankError, Team, rank_processes
 from hyperslab.testing.messages import Died, Raised
+from hyperslab.testing.rank_processes import first_failure
 
 
 @dataclass
@@ -266,7 +266,7 @@ def time_is_up_when_one_is_left(monkeypatch):
         server_and_one_rank = 2
         return [] if len(connections) == server_and_one_rank else wait(connections)
 
-    monkeypatch.setattr(crew, "wait", answers)
+    monkeypatch.setattr(rank_processes, "wait", answers)
 
 
 def test_a_deadlock_shows_the_stack_of_each_stuck_rank(tmp_path, time_is_up_when_one_is_left):

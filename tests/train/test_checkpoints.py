@@ -19,10 +19,9 @@ from hyperslab.comm import failure_report
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.testing import Team
 from hyperslab.train import checkpoints as checkpoints_module
-from hyperslab.train.checkpoint_shelf import best_of, find_checkpoints
-from hyperslab.train.checkpoints import Checkpoints
+from hyperslab.train.checkpoint_state import random_state, set_random_state
+from hyperslab.train.checkpoints import Checkpoints, best_of, find_checkpoints
 from hyperslab.train.export import export_state
-from hyperslab.train.rng import random_state, set_random_state
 
 SHAPE = (4, 1, 6, 4, 4)
 

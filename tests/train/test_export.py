@@ -107,7 +107,7 @@ def test_a_checkpoint_of_a_run_is_exported_by_one_process(run_folder, tmp_path):
     assert export_run(run_folder, path) == 5
     assert export_run(run_folder, path, step=4) == 4
     assert_loads(path)
-    with pytest.raises(ConfigError, match="no checkpoint of step 3: it has those of 4, 5"):
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 3 in .*: 4, 5"):
         export_run(run_folder, path, step=3)
     os.truncate(run_folder / "checkpoints/step_00000005/__1_0.distcp", 100)
     with pytest.raises(FormatError, match=r"__1_0\.distcp is damaged: it has 100 bytes of"):
@@ -121,7 +121,7 @@ def test_a_folder_without_checkpoints_is_told(tmp_path):
     with pytest.raises(FormatError, match=r"not the folder of a run: name .* and --step 120"):
         export_run(tmp_path / "checkpoints/step_00000120", tmp_path / "w")
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(FormatError, match="has no checkpoints"):
+    with pytest.raises(FormatError, match="there is no checkpoint in "):
         export_run(tmp_path, tmp_path / "w")
 
 

@@ -16,13 +16,11 @@ from matplotlib.text import Text
 
 import hyperslab as hs
 from hyperslab.testing import seeded
-from hyperslab.train import plotting
-from hyperslab.train.batch import Batch
-from hyperslab.train.class_figures import draw_confusion, draw_roc
+from hyperslab.train import figures as figures_module
 from hyperslab.train.config import TaskConfig
-from hyperslab.train.figures import draw_curves, draw_predictions
+from hyperslab.train.figures import draw_confusion, draw_curves, draw_predictions, draw_roc
 from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
-from hyperslab.train.task import make_task
+from hyperslab.train.task import Batch, make_task
 
 
 def is_picture(path):
@@ -254,7 +252,7 @@ def test_a_picture_is_not_worth_a_failure(tmp_path, caplog):
 
 
 def test_that_there_is_no_matplotlib_is_told_once(tmp_path, monkeypatch, caplog):
-    plotting._warn_once_of_no_figures.cache_clear()  # another test may have been told
+    figures_module._warn_once_of_no_figures.cache_clear()  # another test may have been told
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with caplog.at_level(logging.WARNING):
         for name in ("x.png", "y.png"):

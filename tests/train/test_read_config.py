@@ -8,10 +8,10 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
-from hyperslab.train.config_keys import settings, tables
-from hyperslab.train.config_values import LARGEST, kinds
+from hyperslab.train.config_schema import LARGEST, members, settings, tables
 from hyperslab.train.preset_list import PRESETS
-from hyperslab.train.read_config import config_name, config_to_toml, read_config
+from hyperslab.train.read_config import config_name, read_config
+from hyperslab.train.write_config import config_to_toml
 
 LEAST = '[model]\nname = "cosmoflow"\n[data]\nfiles = "a/*.h5"\n'
 
@@ -317,7 +317,7 @@ CHOICES = {
 def values(table, name, annotation):
     if f"{table}.{name}" in CHOICES:
         return st.sampled_from(CHOICES[f"{table}.{name}"])
-    shown = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in kinds(annotation)]
+    shown = [kind.__name__ if isinstance(kind, type) else str(kind) for kind in members(annotation)]
     shown = [word.rpartition("abc.")[2].replace("typing.", "") for word in shown]
     return st.one_of(*(VALUES["None" if word == "NoneType" else word] for word in shown))
 

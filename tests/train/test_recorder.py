@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import hyperslab as hs
-from hyperslab.train.log_file import cut_log, read_log, to_json
-from hyperslab.train.recorder import Recorder
+from hyperslab.train.recorder import Recorder, cut_log, read_log, to_json
 from hyperslab.train.run_folder import RunFolder
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import hyperslab as hs
 from hyperslab.errors import CommError, ConfigError, FormatError, HyperslabError
-from hyperslab.train.environment import describe_environment
-from hyperslab.train.run_folder import RunFolder
+from hyperslab.train.run_folder import RunFolder, describe_environment
 
 CONFIG = '[model]\nname = "CosmoFlow"\n\n[train]\nepochs = 10\n'
 
@@ -105,7 +104,7 @@ def test_one_run_at_a_time(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from hyperslab.train.folder_lock import FolderLock
+from hyperslab.train.run_folder import FolderLock
 lock = FolderLock.take(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

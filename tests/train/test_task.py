@@ -1,21 +1,22 @@
-"""Tasks as the trainer uses them: fitting, losses, scores and errors, on one rank and on two."""
-
+import contextlib
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.testing import assert_close
 
 import hyperslab as hs
 from hyperslab.errors import ConfigError
 from hyperslab.layout import Grid
 from hyperslab.testing import seeded
-from hyperslab.train.batch import Batch
 from hyperslab.train.config import TaskConfig
-from hyperslab.train.task import make_task
+from hyperslab.train.loop import Standing, Trainer
+from hyperslab.train.task import Batch, evaluate, make_task
 
 
 def slab(x, axes=None, mesh=None):
@@ -284,3 +285,19 @@ def test_ranks_without_samples_take_part():
     scores = evaluated(task, [(output, batch)])
     assert np.isfinite(scores["loss"])
     assert math.isnan(scores["auc"])
+
+
+def test_layers_that_were_frozen_stay_so_after_an_evaluation():
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout(0.5)).train()
+    model[0].eval()
+    task = SimpleNamespace(meter=lambda: "meter")
+    assert evaluate(model, [], task, None, contextlib.nullcontext()) == "meter"
+    assert [part.training for part in model.modules()] == [True, False, True]
+
+
+def test_the_best_score_is_the_lowest_unless_higher_is_better():
+    for higher_is_better, verdicts in [(False, [True, True, False]), (True, [True, False, True])]:
+        task = SimpleNamespace(score="score", higher_is_better=higher_is_better)
+        trainer = SimpleNamespace(standing=Standing(), task=task)
+        found = [Trainer._judge(trainer, {"score": score}) for score in (0.5, 0.4, 0.6)]
+        assert found == verdicts

@@ -2,12 +2,12 @@
 
 import click
 
-from hyperslab.cli.lazy import LazyGroup
+from hyperslab.cli.main import LazyGroup
 
 COMMANDS = {
     "info": "hyperslab.cli.data_info",
-    "repack": "hyperslab.cli.data_repack",
-    "stage": "hyperslab.cli.data_stage",
+    "repack": "hyperslab.cli.data_copy",
+    "stage": "hyperslab.cli.data_copy",
     "synth": "hyperslab.cli.data_synth",
 }
 

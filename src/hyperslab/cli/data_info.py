@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from dataclasses import asdict, dataclass
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
+from hyperslab.cli.output import counted, print_result, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info import (
@@ -78,7 +78,9 @@ def info(
         arrays = _list_if_many(source)
         if arrays is None:
             raise
-        _print({n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays))
+        print_result(
+            {n: each.words for n, each in arrays.items()}, as_json, *_listing(source, arrays)
+        )
         return
     if tile:
         dataset = dataset.tiled(tile if len(tile) > 1 else tile[0])
@@ -94,7 +96,7 @@ def info(
     )
     if png:
         draw_slice(dataset, png, index)
-    _print(_to_dict(found), as_json, *_report(found, png))
+    print_result(_to_dict(found), as_json, *_report(found, png))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +109,6 @@ class Findings:
     trouble: list[str]
     remedy: str | None
     """The command that mends the trouble."""
-
-
-def _print(content: object, as_json: bool, *parts: RenderableType) -> None:
-    if as_json:
-        click.echo(json.dumps(content, indent=2))
-        return
-    # What goes into a file or a pipe is not wrapped where a narrow screen would end.
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 120))
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 # Files with several arrays
@@ -136,7 +126,7 @@ def _list_if_many(source: Source) -> dict[str, Listed] | None:
 
 
 def _listing(source: Source, arrays: dict[str, Listed]) -> list[RenderableType]:
-    table = _plain_table()
+    table = two_columns()
     for name, each in arrays.items():
         table.add_row(Text(name), Text(each.words))
     command = f"hyperslab data info {source.words()[0]}"
@@ -169,18 +159,11 @@ def _report(found: Findings, png: Path | None) -> list[RenderableType]:
     return parts
 
 
-def _plain_table() -> Table:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    return table
-
-
 def _size_table(info: DataInfo) -> Table:
-    table = _plain_table()
+    table = two_columns()
     more = f" and {info.num_files - 1} more" if info.num_files > 1 else ""
     table.add_row("files", Text(f"{info.first_file}{more}"))
-    table.add_row("samples", f"{info.num_samples}, in {_counted(info.num_files, 'file')}")
+    table.add_row("samples", f"{info.num_samples}, in {counted(info.num_files, 'file')}")
     table.add_row("on disk", f"{shown_nbytes(info.disk_nbytes)}, all files with all they hold")
     table.add_row("in memory", f"{shown_nbytes(info.memory_nbytes)}, the arrays below")
     return table
@@ -312,7 +295,3 @@ def _to_dict(found: Findings) -> dict[str, Any]:
         "warnings": found.trouble,
         "remedy": found.remedy,
     }
-
-
-def _counted(num: int, word: str) -> str:
-    return f"{num} {word}" if num == 1 else f"{num} {word}s"

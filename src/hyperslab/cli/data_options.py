@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -73,26 +73,9 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(command)
-    def wrapped(
-        paths: tuple[str, ...],
-        sample: str | None,
-        target: tuple[str, ...],
-        axes: str | dict[str, str] | None,
-        preset: str | None,
-        format: str | None,
-        option: dict[str, Any],
-        **rest: Any,
-    ) -> Any:
-        source = Source(
-            paths=paths,
-            sample=sample,
-            target=target,
-            axes=axes,
-            preset=preset,
-            format=format,
-            options=option,
-        )
-        return command(source=source, **rest)
+    def wrapped(**given: Any) -> Any:
+        source = Source(**{each.name: given.pop(each.name) for each in fields(Source)})
+        return command(source=source, **given)
 
     for add in reversed(_OPTIONS):
         wrapped = add(wrapped)
@@ -203,6 +186,7 @@ _OPTIONS = (
     click.option(
         "-o",
         "--option",
+        "options",
         metavar="NAME=VALUE",
         multiple=True,
         callback=_parsed(_parse_options),

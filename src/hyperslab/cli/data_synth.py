@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
+from hyperslab.cli.data_options import JSON, Decorator
 from hyperslab.cli.machine import Machine, find_machine
-from hyperslab.cli.synth_options import (
-    OUT,
-    checked_equal,
-    count_option,
-    per_file_option,
-    size_option,
-    synth_options,
-)
+from hyperslab.cli.output import counted, progress_bar
 from hyperslab.errors import ConfigError
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.synth import (
@@ -40,6 +26,54 @@ from hyperslab.synth import (
     Volumes,
     produce,
 )
+
+
+def size_option(num: int, default: str, text: str, *, one_for_all: bool = False) -> Decorator:
+    """An option for ``num`` lengths joined by x; where they may be equal, one stands for all."""
+
+    def parsed(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+        parts = value.lower().split("x")
+        if len(parts) == 1 and one_for_all:
+            parts *= num
+        if len(parts) != num or not all(part.isdecimal() and int(part) for part in parts):
+            either = f"{default} or " if one_for_all else ""
+            example = "x".join([default] * num) if one_for_all else default
+            raise click.BadParameter(f"{value!r} is not a size such as {either}{example}")
+        return tuple(map(int, parts))
+
+    return click.option("--size", default=default, show_default=True, callback=parsed, help=text)
+
+
+def synth_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what all commands here take beside their sizes and counts."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command
+
+
+_OPTIONS = (
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of chance."),
+    click.option(
+        "--jobs",
+        type=click.IntRange(1),
+        help="Processes; default: one a core, as far as memory goes.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Make files anew that are there already."),
+    JSON,
+)
+OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+
+
+def number_option(name: str, default: int, text: str) -> Decorator:
+    return click.option(name, type=click.IntRange(1), default=default, show_default=True, help=text)
+
+
+def checked_equal(size: tuple[int, ...], name: str) -> int:
+    if len(set(size)) > 1:
+        shown = "x".join(map(str, size))
+        raise click.BadParameter(f"{shown} is not {name}", param_hint="'--size'")
+    return size[0]
+
 
 EXAMPLES = """\b
 Examples:
@@ -99,14 +133,8 @@ def synth() -> None:
 
 @synth.command(epilog=COSMO_EXAMPLES)
 @size_option(3, "128", "Cells of 1 Mpc/h along each dim, up to 1024.", one_for_all=True)
-@count_option(Universes.count, "Universes, one a file.")
-@click.option(
-    "--particles",
-    type=click.IntRange(1),
-    default=Universes.particles,
-    show_default=True,
-    help="Per cell, on average: 1, 8, 27, ...",
-)
+@number_option("--count", Universes.count, "Universes, one a file.")
+@number_option("--particles", Universes.particles, "Per cell, on average: 1, 8, 27, ...")
 @OUT
 @synth_options
 def cosmo(
@@ -130,8 +158,8 @@ def cosmo(
 
 @synth.command(epilog=HEP_EXAMPLES)
 @size_option(2, "224", "Cells along the beam and around it.", one_for_all=True)
-@count_option(Collisions.count, "Images, in all files.")
-@per_file_option(Collisions.per_file)
+@number_option("--count", Collisions.count, "Images, in all files.")
+@number_option("--per-file", Collisions.per_file, "Images in a file.")
 @OUT
 @synth_options
 def hep(size: tuple[int, int], count: int, per_file: int, seed: int, out: Path, **how: Any) -> None:
@@ -147,7 +175,7 @@ def hep(size: tuple[int, int], count: int, per_file: int, seed: int, out: Path, 
 
 @synth.command(epilog=CLIMATE_EXAMPLES)
 @size_option(2, "768x1152", "Cells from south to north and around the Earth.")
-@count_option(Climate.count, "Maps, one a file.")
+@number_option("--count", Climate.count, "Maps, one a file.")
 @OUT
 @synth_options
 def climate(size: tuple[int, int], count: int, seed: int, out: Path, **how: Any) -> None:
@@ -161,13 +189,9 @@ def climate(size: tuple[int, int], count: int, seed: int, out: Path, **how: Any)
 
 @synth.command(epilog=MESH_EXAMPLES)
 @size_option(2, "1024", "Cells along each dim, a multiple of the block.", one_for_all=True)
-@count_option(Meshes.count, "Meshes, one a file.")
-@click.option(
-    "--block",
-    type=click.IntRange(1),
-    default=Meshes.block,
-    show_default=True,
-    help="Cells along each dim of a block, of which the target tells.",
+@number_option("--count", Meshes.count, "Meshes, one a file.")
+@number_option(
+    "--block", Meshes.block, "Cells along each dim of a block, of which the target tells."
 )
 @OUT
 @synth_options
@@ -187,7 +211,7 @@ def mesh(size: tuple[int, int], count: int, block: int, seed: int, out: Path, **
 
 @synth.command(epilog=VOLUMES_EXAMPLES)
 @size_option(3, "128", "Voxels along depth, height and width.", one_for_all=True)
-@count_option(Volumes.count, "Volumes, one a file.")
+@number_option("--count", Volumes.count, "Volumes, one a file.")
 @OUT
 @synth_options
 def volumes(size: tuple[int, int, int], count: int, seed: int, out: Path, **how: Any) -> None:
@@ -202,8 +226,8 @@ def volumes(size: tuple[int, int, int], count: int, seed: int, out: Path, **how:
 
 @synth.command(epilog=IMAGES_EXAMPLES)
 @size_option(2, "224", "Pixels along height and width.", one_for_all=True)
-@count_option(Images.count, "Images, in all files.")
-@per_file_option(Images.per_file)
+@number_option("--count", Images.count, "Images, in all files.")
+@number_option("--per-file", Images.per_file, "Images in a file.")
 @OUT
 @synth_options
 def images(
@@ -222,18 +246,9 @@ def _run(
     recipe: Recipe, out: Path, *, preset: str, jobs: int | None, overwrite: bool, as_json: bool
 ) -> None:
     fitting = jobs_that_fit(recipe, find_machine())
-    columns = (
-        *(TextColumn("Making files"), BarColumn(), MofNCompleteColumn()),
-        *(TimeElapsedColumn(), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
+    with progress_bar("Making files") as progress:
         production = produce(
-            recipe,
-            out,
-            jobs=jobs or fitting,
-            overwrite=overwrite,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
+            recipe, out, jobs=jobs or fitting, overwrite=overwrite, on_progress=progress
         )
     pattern = str(out / recipe.file_name(0).replace("000000", "*"))
     report = _report(recipe, production, pattern, preset)
@@ -262,12 +277,8 @@ def _report(recipe: Recipe, production: Production, pattern: str, preset: str) -
 
 def _sentence(production: Production, pattern: str, preset: str) -> str:
     made = (
-        f"Made {_several(production.made, 'file')}, {shown_nbytes(production.nbytes)}, in "
-        f"{production.seconds:.1f} s on {_several(production.jobs, 'process')}; "
-        f"{_several(production.kept, 'file')} had been made before."
+        f"Made {counted(production.made, 'file')}, {shown_nbytes(production.nbytes)}, in "
+        f"{production.seconds:.1f} s on {counted(production.jobs, 'process')}; "
+        f"{counted(production.kept, 'file')} had been made before."
     )
     return f"{made}\nTo open: hs.open({pattern!r}, preset={preset!r})"
-
-
-def _several(num: int, name: str) -> str:
-    return f"{num} {name}" if num == 1 else f"{num} {name}{'es' if name.endswith('s') else 's'}"

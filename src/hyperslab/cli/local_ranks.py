@@ -1,21 +1,29 @@
-"""Ranks as processes of this machine: started, watched, and never left behind."""
+"""Ranks as processes of this machine: counted, started, watched, and never left behind."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from hyperslab.cli import rank_process
 from hyperslab.cli.machine import find_machine
-from hyperslab.cli.port import reserve_port
-from hyperslab.train.stopping import CAN_GO_ON, STOP_SIGNALS
+from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES
+from hyperslab.train.process import CAN_GO_ON, STOP_SIGNALS
+
+if TYPE_CHECKING:  # the first loads torch
+    from hyperslab.comm.launch import Launch
+    from hyperslab.train.config import Config
 
 PASSED_ON = tuple(getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name))
 """What the ranks get when this process does."""
@@ -27,6 +35,11 @@ KILL_SECONDS = 5.0
 """After they were asked to end: how long they may take."""
 
 POLL_SECONDS = 0.05
+
+LOOPBACK = dict.fromkeys(
+    ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0"
+)
+"""Variables that keep messages on this machine."""
 
 
 @dataclass(frozen=True)
@@ -83,34 +96,37 @@ def run_ranks(
     They do not outlive this process, even if it is killed. With ``until_exit``, for a process that
     is about to end, signals that come after them are ignored.
     """
-    team = _Team(grace_seconds)
+    processes = _RankProcesses(grace_seconds)
     with _caught(until_exit=until_exit) as signals, reserve_port() as reserved:
         port = reserved.getsockname()[1]
         try:
             for rank in range(num_ranks):
-                team.start(command, rank_environ(environ, rank, num_ranks, port))
-            while team.running:
-                team.watch(signals)
+                processes.start(command, rank_environ(environ, rank, num_ranks, port))
+            while processes.running:
+                processes.watch(signals)
                 time.sleep(POLL_SECONDS)
         finally:
-            team.kill()
-    return Outcome(team.endings, team.passed_on)
+            processes.kill()
+    return Outcome(processes.endings, processes.passed_on)
 
 
 def rank_environ(
     environ: Mapping[str, str], rank: int, num_ranks: int, port: int
 ) -> dict[str, str]:
     """The environment of one rank, as torchrun would set it, and with its share of the cores."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, int(find_machine()["cpu_cores"]) // num_ranks)
-    defaults = {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-        "OMP_NUM_THREADS": str(threads),
-    }
-    # torchrun's own would make ranks look for its agent.
-    kept = {name: each for name, each in environ.items() if not name.startswith("TORCHELASTIC_")}
-    return {**defaults, **kept} | {
+    defaults = {**LOOPBACK, "OMP_NUM_THREADS": str(threads)}
+    return {**defaults, **without_agent(environ)} | torchrun_variables(rank, num_ranks, port)
+
+
+def without_agent(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without the variables of torchrun that make ranks look for its agent."""
+    return {name: each for name, each in environ.items() if not name.startswith("TORCHELASTIC_")}
+
+
+def torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """What torchrun would tell a rank of this machine."""
+    return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_RANK": str(rank),
@@ -121,7 +137,7 @@ def rank_environ(
 
 
 @dataclass
-class _Team:
+class _RankProcesses:
     grace_seconds: float
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     endings: list[Ending] = field(default_factory=list)
@@ -197,3 +213,114 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
         return f"signal {number}"
+
+
+def reserve_port() -> socket.socket:
+    """A socket bound to a port that only those who ask for it by number will get.
+
+    It never listens, and both it and torch's store set SO_REUSEADDR, so the store may listen
+    there, while the system gives the port to nobody who asks for any free one.
+    """
+    if sys.platform == "linux" and socket.has_dualstack_ipv6():
+        # As torch's store: all addresses, so that none of them is in use.
+        reserved = socket.socket(socket.AF_INET6)
+        reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    else:
+        reserved = socket.socket(socket.AF_INET)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("" if sys.platform == "linux" else "127.0.0.1", 0))
+    return reserved
+
+
+# How many ranks a run has
+
+LAUNCHER_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MASTER_", "TORCHELASTIC_"),
+    *("SLURM", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYD", "PALS_"),
+)
+"""How a launcher's variables begin; who inherits those of an outer one waits for its ranks."""
+
+MANY_RANKS, MANY_PER_CORE = 16, 4
+"""More of them, in all and for each core, are not started unless asked for by number."""
+
+
+class RankCount(NamedTuple):
+    """A number of ranks to start here."""
+
+    num: int
+    why: str
+    advice: str = ""
+    """What else could be done, where that is likely to be wanted."""
+
+
+def find_launcher(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """The launch, if torchrun, srun or mpirun started this process.
+
+    Loads torch only where a variable looks like a launcher's.
+    """
+    if not any(name.startswith(LAUNCHER_VARIABLES) for name in environ):
+        return None
+    from hyperslab.comm.launch import find_launch
+
+    launch = find_launch(environ)
+    return None if launch.launcher == "alone" else launch
+
+
+def check_launched(launch: Launch, asked: int | None) -> None:
+    """Raises if the user asks for another number of ranks than the launcher has started."""
+    if asked not in (None, launch.num_ranks):
+        raise ConfigError(
+            f"--ranks {asked} was asked for, but {launch.launcher} has started "
+            f"{launch.num_ranks}: leave out --ranks, or start {asked} with {launch.launcher}"
+        )
+
+
+def count_ranks(config: Config, asked: int | None) -> RankCount:
+    """How many ranks to start: those asked for, those of the mesh, or one a GPU."""
+    axes = {axis: getattr(config.mesh, axis) for axis in AXES}
+    cut = {axis: size for axis, size in axes.items() if size not in (None, 1)}
+    product = math.prod(cut.values())
+    shown = " x ".join(f"mesh.{axis}={size}" for axis, size in cut.items())
+    if asked is not None:
+        _check_asked(asked, product, shown, is_fixed=axes["sample"] is not None)
+        return RankCount(asked, "--ranks")
+    num_gpus = 0 if config.mesh.device == "cpu" else count_gpus()
+    if cut or axes["sample"] is not None:
+        more = num_gpus // product * product if axes["sample"] is None else 0
+        advice = f"--ranks {more} would use {more} of {num_gpus} GPUs" if more > product else ""
+        _check_room(product, shown, num_gpus)
+        return RankCount(product, shown or "mesh.sample=1", advice)
+    # A rank without a sample of its own in a forward pass would only wait.
+    useful = min(max(1, num_gpus), config.data.batch_size // config.train.accumulate)
+    idle = num_gpus - useful
+    advice = f"{idle} more GPUs could share each sample: --set mesh.depth=..." if idle > 0 else ""
+    return RankCount(useful, f"{num_gpus} GPUs", advice)
+
+
+def _check_asked(asked: int, product: int, shown: str, *, is_fixed: bool) -> None:
+    if asked % product or (is_fixed and asked != product):
+        raise ConfigError(
+            f"--ranks {asked} does not fit {shown or 'mesh.sample=1'}: ask for "
+            f"{'' if is_fixed else 'a multiple of '}{product}, or change the mesh "
+            "(--set mesh.depth=...)"
+        )
+
+
+def _check_room(num: int, shown: str, num_gpus: int) -> None:
+    """Raises if a mesh is larger than is likely to be meant for this machine."""
+    cores = find_machine()["cpu_cores"]
+    if num > max(MANY_RANKS, MANY_PER_CORE * cores, num_gpus):
+        raise ConfigError(
+            f"{shown} asks for {num} ranks, and this machine has {cores:g} cores and {num_gpus} "
+            f"GPUs: start them on several with torchrun or srun, or say --ranks {num} if all "
+            "shall run here"
+        )
+
+
+def count_gpus() -> int:
+    """The GPUs that torch can use; it is asked only where there is one at all."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()

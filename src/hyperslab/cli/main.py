@@ -1,18 +1,42 @@
 """The command group: finds subcommands, and prints errors raised on purpose as one line."""
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 
 from hyperslab import __version__
-from hyperslab.cli.lazy import LazyGroup
 from hyperslab.errors import HyperslabError
+
+
+class LazyGroup(click.Group):
+    """The commands of ``modules``: by name, the module that holds each under its name.
+
+    The help of the group asks for all of them: their modules import torch and other heavy packages
+    inside functions only.
+    """
+
+    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._modules:
+            return None
+        command = getattr(import_module(self._modules[cmd_name]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
 
 COMMANDS = {
     "doctor": "hyperslab.cli.doctor",
     "data": "hyperslab.cli.data",
     "train": "hyperslab.cli.train",
-    "export": "hyperslab.cli.export",
+    "export": "hyperslab.cli.train",
 }
 """Each command's name, and the module that holds it under that name."""
 

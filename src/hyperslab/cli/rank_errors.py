@@ -113,7 +113,8 @@ def first_cause(outcome: Outcome, errors: Sequence[RankError]) -> str:
     if own and not any(ending.code < 0 for ending in silent):
         return _told(own, num_ranks=len(outcome.endings))
     if silent:
-        return f"{silent[0]}{_guess(silent[0])}"
+        was_killed = silent[0].code == -signal.SIGKILL
+        return f"{silent[0]}{', by someone or because memory ran out' if was_killed else ''}"
     if not (first := outcome.endings[0]).is_failure:
         return (
             f"rank {first.rank} ended early, with exit code {first.code}, while others were still "
@@ -137,12 +138,6 @@ def _told(errors: Sequence[RankError], num_ranks: int) -> str:
     if len(ranks) == 1 and len(errors) == num_ranks:
         return errors[0].text
     return "\n".join(f"rank {theirs[0]}: {text}" for text, theirs in ranks.items())
-
-
-def _guess(ending: Ending) -> str:
-    if ending.code == -signal.SIGKILL:
-        return ", by someone or because memory ran out"
-    return ""
 
 
 def _leave(error: Exception, rank: int, folder: Path, with_traceback: bool) -> None:

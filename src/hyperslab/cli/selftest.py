@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,17 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from hyperslab.cli.local_ranks import LAUNCHER_VARIABLES, LOOPBACK, reserve_port, torchrun_variables
 from hyperslab.errors import CommError
 
 NUM_RANKS = 2
 STEPS = ("all_reduce", "conv3d")
 TOLERANCE = 1e-10
-
-LAUNCHER_VARIABLES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "NODE_RANK", "MASTER_", "TORCHELASTIC_"),
-    *("SLURM", "OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_LOCAL", "HYD", "PALS_"),
-)
-"""How a launcher's variables begin; who inherits those of an outer one waits for its ranks."""
 
 
 class Check(NamedTuple):
@@ -50,33 +44,22 @@ def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
 
 def rank_environ(environ: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
     """The environment of one rank: ``environ`` without its launcher, kept to loopback."""
-    loopback = "lo" if sys.platform == "linux" else "lo0"
     kept = {
         name: value for name, value in environ.items() if not name.startswith(LAUNCHER_VARIABLES)
     }
-    return kept | {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(NUM_RANKS),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(NUM_RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-        "OMP_NUM_THREADS": "1",
-    }
+    return kept | torchrun_variables(rank, NUM_RANKS, port) | LOOPBACK | {"OMP_NUM_THREADS": "1"}
 
 
 @contextmanager
 def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The running ranks; they are ended on leaving."""
-    port = _free_port()
     command = [sys.executable, "-m", "hyperslab.cli.selftest", device, str(folder)]
     ranks = []
+    reserved = reserve_port()
     try:
         for rank in range(NUM_RANKS):
-            with _log(folder, rank).open("wb") as log:
-                environ = rank_environ(os.environ, rank, port)
+            with _file(folder, rank, "log").open("wb") as log:
+                environ = rank_environ(os.environ, rank, reserved.getsockname()[1])
                 ranks.append(
                     subprocess.Popen(
                         command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -87,6 +70,7 @@ def _started_ranks(device: str, folder: Path) -> Iterator[list[subprocess.Popen[
         for process in ranks:
             process.kill()
             process.wait()
+        reserved.close()
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> str | None:
@@ -104,34 +88,20 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
 
 
 def _has_passed(folder: Path, step: str) -> bool:
-    return all(_mark(folder, step, rank).exists() for rank in range(NUM_RANKS))
+    return all(_file(folder, rank, step).exists() for rank in range(NUM_RANKS))
 
 
-def _mark(folder: Path, step: str, rank: int) -> Path:
-    return folder / f"rank{rank}.{step}"
-
-
-def _log(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.log"
-
-
-def _failure(folder: Path, rank: int) -> Path:
-    return folder / f"rank{rank}.failure"
+def _file(folder: Path, rank: int, what: str) -> Path:
+    """The mark of a step that ``rank`` has passed, its ``log``, or the ``failure`` that it had."""
+    return folder / f"rank{rank}.{what}"
 
 
 def _reason(folder: Path, rank: int) -> str:
     """The first line of the error of ``rank``, or the last of its log if it died without one."""
-    failure = _failure(folder, rank)
+    failure = _file(folder, rank, "failure")
     if failure.exists():
         return failure.read_text().partition("\n")[0]
-    return _log(folder, rank).read_text(errors="replace").strip().rpartition("\n")[2]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return _file(folder, rank, "log").read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 # What each rank runs
@@ -143,7 +113,7 @@ def _run_rank(device: str, folder: Path) -> None:
         _run_steps(device, folder)
     except Exception as error:
         # torch may log more after the traceback, so that the log's last line would not do.
-        failure = _failure(folder, int(os.environ["RANK"]))
+        failure = _file(folder, int(os.environ["RANK"]), "failure")
         failure.write_text(f"{type(error).__name__}: {error}")
         raise
 
@@ -154,7 +124,7 @@ def _run_steps(device: str, folder: Path) -> None:
     dist.init_process_group("gloo")
     for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d), strict=True):
         check(device)
-        _mark(folder, step, dist.get_rank()).touch()
+        _file(folder, dist.get_rank(), step).touch()
     dist.destroy_process_group()
 
 

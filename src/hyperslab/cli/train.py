@@ -1,4 +1,4 @@
-"""``hyperslab train``: from a configuration to weights, scores and pictures."""
+"""``hyperslab train`` and ``export``: from a configuration to weights, scores and pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.cli.local_ranks import run_ranks
-from hyperslab.cli.output import draw, print_answer, print_news
-from hyperslab.cli.rank_count import RankCount, check_launched, count_ranks, find_launcher
+from hyperslab.cli.local_ranks import (
+    RankCount,
+    check_launched,
+    count_ranks,
+    find_launcher,
+    run_ranks,
+)
+from hyperslab.cli.output import draw, print_answer, print_news, print_result
 from hyperslab.cli.rank_errors import (
     FOLDER,
     begin_rank,
@@ -25,11 +30,11 @@ from hyperslab.cli.rank_errors import (
     stopped_by,
     told_once,
 )
-from hyperslab.train.command_line import COMMAND, user_command
 from hyperslab.train.config import Config
-from hyperslab.train.preset_list import hint_for, list_presets
-from hyperslab.train.read_config import SAVED_AS, config_name, config_to_toml, read_config
-from hyperslab.train.stopping import CAN_GO_ON
+from hyperslab.train.preset_list import PRESETS, hint_for
+from hyperslab.train.process import CAN_GO_ON, COMMAND, user_command
+from hyperslab.train.read_config import SAVED_AS, config_name, read_config
+from hyperslab.train.write_config import config_to_toml
 
 EXAMPLES = """\b
 Examples:
@@ -184,10 +189,7 @@ def _print_config(config: Config, as_json: bool) -> None:
 
 
 def _print_presets(as_json: bool) -> None:
-    presets = list_presets()
-    if as_json:
-        print_answer(json.dumps([asdict(preset) for preset in presets], indent=2))
-        return
+    presets = [*PRESETS.values()]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("preset", "learns", "input", "parameters", "GFLOP", "data"):
         table.add_column(name, no_wrap=name != "learns")
@@ -198,4 +200,27 @@ def _print_presets(as_json: bool) -> None:
         table.add_row(*map(Text, (*row, str(config.data.files))))
     example = hint_for(read_config(presets[0].name))
     hint = Text(f"\nNo data yet? For {presets[0].name}, {example}")
-    print_answer(draw([table, hint], min_width=120))
+    print_result([asdict(preset) for preset in presets], as_json, table, hint)
+
+
+EXPORT_EXAMPLES = """\b
+Examples:
+  hyperslab export runs/cosmoflow-64 weights.safetensors
+  hyperslab export runs/cosmoflow-64 early.safetensors --step 100
+"""
+
+
+@click.command(epilog=EXPORT_EXAMPLES)
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--step", type=click.IntRange(0), help="Of which checkpoint; default: the last.")
+def export(run: Path, file: Path, step: int | None) -> None:
+    """Write the weights of the run in folder RUN to FILE, in the safetensors format.
+
+    They are those of the plain module, whatever mesh it was trained on: safetensors.torch.load_file
+    and load_state_dict load them without hyperslab.
+    """
+    from hyperslab.train.export import export_run
+
+    step = export_run(run, file, step)
+    click.echo(f"Wrote the weights of step {step} to {file}")

@@ -1,11 +1,7 @@
 """Published networks as plain modules, which know nothing of meshes."""
 
 from hyperslab.models.autoencoder import DenseAutoencoder as DenseAutoencoder
-from hyperslab.models.build import (
-    MODELS as MODELS,
-    build as build,
-    check_options as check_options,
-)
+from hyperslab.models.build import MODELS as MODELS, build as build, check_options as check_options
 from hyperslab.models.cosmoflow import CosmoFlow as CosmoFlow
 from hyperslab.models.flops import Description as Description, describe as describe
 from hyperslab.models.hepcnn import HEPCNN as HEPCNN

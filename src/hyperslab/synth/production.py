@@ -1,26 +1,73 @@
-"""Many files, made by many processes, each of them once."""
+"""Many files, made by many processes, each of them once, and whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import h5py
+import numpy as np
 
-from hyperslab.errors import HyperslabError
-from hyperslab.io.partial import check_capacity, make_folder, remove_leftovers
-from hyperslab.synth.whole_file import Settings, is_whole, whole_file
+from hyperslab.errors import ConfigError, FormatError, HyperslabError
+from hyperslab.io.partial import check_capacity, make_folder, partial_file, remove_leftovers
+
+# HDF5 files that are there whole or not at all, and say what they were made with
+
+
+MADE_WITH = "made_with"
+"""The attribute of a file that says with which settings it was made, as JSON."""
+
+Settings = Mapping[str, str | int | float]
+
+
+@contextmanager
+def whole_file(path: Path, settings: Settings) -> Iterator[h5py.File]:
+    """A new file to fill; it gets its name when it is whole and on disk, and is gone otherwise."""
+    # Without a lock of HDF5's own: the file is locked already.
+    with partial_file(path) as (part, _), h5py.File(part, "w", locking=False) as file:
+        file.attrs[MADE_WITH] = json.dumps(dict(settings))
+        yield file
+
+
+def is_whole(path: Path, settings: Settings) -> bool:
+    """Whether the file is there, made with ``settings``; raises if it is something else."""
+    if not path.exists():
+        return False
+    was = _made_with(path)
+    if changed := sorted(name for name in {*was, *settings} if was.get(name) != settings.get(name)):
+        there, asked = (
+            ", ".join(f"{name}={made.get(name)}" for name in changed) for made in (was, settings)
+        )
+        raise ConfigError(f"{path} was made with {there}, not {asked}: {_WAYS_OUT}")
+    return True
+
+
+def _made_with(path: Path) -> Settings:
+    try:
+        with h5py.File(path, "r") as file:
+            text = file.attrs.get(MADE_WITH)
+    except (OSError, RuntimeError, KeyError) as error:  # as h5py reports damage
+        raise FormatError(f"{path} exists and cannot be read ({error}): {_WAYS_OUT}") from error
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path} was not made by this command: {_WAYS_OUT}") from None
+
+
+_WAYS_OUT = "choose another folder, or overwrite its files with --overwrite"
+
 
 SPARE_NBYTES = 2**20
 """Left free for the file system's own use."""
@@ -49,6 +96,59 @@ class Recipe(Protocol):
         ...
 
     def fill(self, file: h5py.File, index: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleFiles:
+    """What recipes of one sample a file have in common: file and sample have the same number."""
+
+    prefix: ClassVar[str]
+    """With which names of files begin."""
+    count: int = 1
+    """Samples, in all files."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.seed < 0:
+            raise ConfigError(f"count must be above 0 and seed not below, got {self}")
+
+    @property
+    def num_files(self) -> int:
+        return self.count
+
+    def file_name(self, index: int) -> str:
+        return f"{self.prefix}_{index:06d}.h5"
+
+    def rng(self, sample: int) -> np.random.Generator:
+        """That all of a sample is drawn from."""
+        return np.random.default_rng([self.seed, sample])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFiles(SampleFiles):
+    """What recipes of images of ``shape``, ``per_file`` of them in a file, have in common."""
+
+    shape: tuple[int, int] = (224, 224)
+    per_file: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.per_file < 1 or self.seed < 0:
+            raise ConfigError(f"count and per_file must be above 0 and seed not below, got {self}")
+
+    @property
+    def num_files(self) -> int:
+        return -(-self.count // self.per_file)
+
+    def numbers(self, index: int) -> range:
+        """Of the images in a file."""
+        first = index * self.per_file
+        return range(first, min(first + self.per_file, self.count))
+
+    def settings(self, index: int) -> Settings:
+        images = self.numbers(index)
+        size, seed = "x".join(map(str, self.shape)), self.seed
+        counts = {"first": images.start, "images": len(images)}
+        return {"kind": self.prefix, "size": size, **counts, "seed": seed}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from hyperslab.testing.failure import RankError as RankError
-from hyperslab.testing.on_ranks import on_ranks as on_ranks
-from hyperslab.testing.team import Team as Team
+from hyperslab.testing.rank_processes import RankError as RankError
+from hyperslab.testing.team import Team as Team, on_ranks as on_ranks
 
 if TYPE_CHECKING:
     from hyperslab.testing.compare import (

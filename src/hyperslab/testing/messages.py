@@ -1,10 +1,139 @@
 """What the caller, the server and the ranks say to each other."""
 
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from hyperslab.testing.function_ref import FunctionRef
-from hyperslab.testing.warning_filters import WarningFilter
+# Functions named by file and qualified name, so that another process can find them
+
+BODY = "__on_ranks_body__"
+"""The attribute by which a test made by ``on_ranks`` keeps the function it was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRef:
+    """A module-level function of the file ``path``, which is None for a built-in module."""
+
+    module: str
+    qualname: str
+    path: str | None
+
+    def load(self) -> Callable[..., Any]:
+        return _look_up(load_module(self.module, self.path), self.qualname)
+
+
+def refer_to(function: Callable[..., Any]) -> FunctionRef:
+    """The reference that leads to ``function`` in a process that loads the same files."""
+    name = getattr(function, "__qualname__", repr(function))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    try:
+        found = _look_up(module, name)
+    except AttributeError:
+        found = None
+    if module is None or found is not function:
+        raise TypeError(f"ranks cannot find {name}: pass a function from the top level of a module")
+    path = getattr(module, "__file__", None)
+    if path is None and module.__name__ == "__main__":
+        raise TypeError(
+            f"ranks cannot find {name}: write it to a file, as they cannot see a prompt"
+        )
+    return FunctionRef(module.__name__, name, path and str(Path(path).resolve()))
+
+
+@functools.cache
+def load_module(name: str, path: str | None) -> ModuleType:
+    """The module that the caller knows as ``name``.
+
+    pytest's importlib mode names test files as it likes, so a file that cannot be imported by
+    name is loaded from ``path`` and then takes that name, for pickle to find its classes.
+    """
+    if path is None or _found_by_name(name, path):
+        return importlib.import_module(name)
+    # multiprocessing, too, calls a caller's script __mp_main__, and lets the caller know it so.
+    spec = importlib.util.spec_from_file_location(name.replace("__main__", "__mp_main__"), path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    _add_parents(name, Path(path))
+    sys.modules[name] = sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _found_by_name(name: str, path: str) -> bool:
+    if name in sys.modules:
+        found = getattr(sys.modules[name], "__file__", None)
+    else:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ImportError:  # of a package that name lies in
+            return False
+        found = spec and spec.origin
+    return found is not None and str(Path(found).resolve()) == path
+
+
+def _add_parents(name: str, path: Path) -> None:
+    """Name the folders above ``path`` as packages, so that test files can import each other."""
+    while "." in name and path.parent.name:
+        name, path = name.rpartition(".")[0], path.parent
+        if name not in sys.modules:
+            package = sys.modules[name] = ModuleType(name)
+            package.__path__ = [str(path)]
+
+
+def _look_up(module: ModuleType | None, qualname: str) -> Callable[..., Any]:
+    found: Any = functools.reduce(getattr, qualname.split("."), module)
+    return getattr(found, BODY, found)  # type: ignore[no-any-return]
+
+
+# The caller's warning filters, for the ranks: what is an error in a test is one in its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class WarningFilter:
+    action: Any
+    message: str
+    category_module: str
+    category_name: str
+    module: str
+    line: int
+
+    @property
+    def category(self) -> Any:
+        """The warning class, or None where its module is not loaded: nobody can warn with it."""
+        return getattr(sys.modules.get(self.category_module), self.category_name, None)
+
+
+def current_filters() -> tuple[WarningFilter, ...]:
+    filters: Iterable[tuple[Any, ...]] = warnings.filters
+    return tuple(
+        WarningFilter(
+            action, _text(message), category.__module__, category.__name__, _text(module), line
+        )
+        for action, message, category, module, line in filters
+    )
+
+
+def install_filters(filters: Iterable[WarningFilter]) -> None:
+    """Replace this process's filters by ``filters``, of which the first that fits counts."""
+    warnings.resetwarnings()
+    for each in reversed(tuple(filters)):
+        if each.category is not None:
+            warnings.filterwarnings(
+                each.action, each.message, each.category, each.module, each.line
+            )
+
+
+def _text(pattern: re.Pattern[str] | str | None) -> str:
+    return pattern.pattern if isinstance(pattern, re.Pattern) else pattern or ""
 
 
 @dataclass(frozen=True, slots=True)

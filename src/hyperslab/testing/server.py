@@ -1,22 +1,39 @@
-"""The process that ranks are forked from: torch loaded, one thread, no CUDA.
+"""The process that ranks are forked from, and what runs in a rank.
 
-It forks, passes signals on and tells of exits, and is gone when its caller is.
+It has torch loaded, one thread, and no CUDA. It forks, passes signals on and tells of exits, and is
+gone when its caller is.
 """
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import os
+import pickle
 import shutil
 import signal
 import socket
+import sys
+import time
+import traceback
 from collections.abc import Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
+from typing import NoReturn
 
-from hyperslab.testing.messages import Exited, Seat, Signal
-from hyperslab.testing.rank import work
+from hyperslab.cli.rank_process import die_with
+from hyperslab.testing.messages import (
+    Call,
+    Exited,
+    Outcome,
+    Raised,
+    Returned,
+    Seat,
+    Signal,
+    WarningFilter,
+    install_filters,
+)
 
 READY = "ready"
 POLL_SECONDS = 1.0
@@ -129,3 +146,73 @@ def send_signal(pid: int, signum: int) -> None:
     """Send to a rank; SIGKILL goes to all that it has started as well."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if signum == signal.SIGKILL else os.kill)(pid, signum)
+
+
+# What runs in a rank: take a seat, then answer calls until the caller is gone
+
+
+def work(seat: Seat, caller: Connection, server: int) -> NoReturn:
+    """Answer calls. ``server`` is the id of the process that this one was forked from."""
+    die_with(server)
+    take(seat)
+    filters: tuple[WarningFilter, ...] | None = None
+    try:
+        while True:
+            call: Call = caller.recv()
+            if call.filters != filters:
+                install_filters(filters := call.filters)
+            caller.send(answer(call))
+    except (EOFError, ConnectionError):
+        os._exit(0)
+
+
+def take(seat: Seat) -> None:
+    os.environ.clear()
+    os.environ.update(seat.environment)
+    os.chdir(seat.working_folder)
+    sys.path[:] = seat.search_path
+    redirect_output(seat.output)
+    faulthandler.enable()
+    # The file stays open: the handler writes to it from C, wherever the rank may be stuck.
+    stacks = os.open(seat.stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+
+
+def redirect_output(path: Path) -> None:
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    # By the line, so that little is lost when the rank is killed.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+
+
+def answer(call: Call) -> Outcome:
+    try:
+        function = call.function.load()
+        args, kwargs = pickle.loads(call.arguments)
+        result = function(*args, **kwargs)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the caller shall know
+        return raised(error)
+    try:
+        return Returned(pickle.dumps(result))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return raised(TypeError(f"{call.function.qualname} returned what cannot be sent: {error}"))
+
+
+def raised(error: BaseException) -> Raised:
+    when = time.monotonic()
+    frames = error.__traceback__ and error.__traceback__.tb_next
+    lines = traceback.format_exception(error.with_traceback(frames))
+    only = traceback.TracebackException.from_exception(error)
+    only.__notes__ = None  # they follow in the traceback
+    return Raised(when, "".join(only.format_exception_only()).strip(), "".join(lines))
+
+
+def leave() -> None:
+    """Give back what a rank may still hold when its team ends."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -14,8 +13,8 @@ from torch import Tensor
 
 import hyperslab as hs
 from hyperslab.testing.compare import seeded
-from hyperslab.testing.failure import RankError
 from hyperslab.testing.random_net import RandomNet, random_place
+from hyperslab.testing.rank_processes import RankError
 from hyperslab.testing.team import Team
 
 TOLERANCE = 1e-8
@@ -47,7 +46,7 @@ def stress(
     with ExitStack() as stack:
         teams: dict[int, Team] = {}
         for seed in seeds:
-            num = math.prod(random_place(seed, draw_network(seed).sample.shape).axes.values())
+            num = random_place(seed, draw_network(seed).sample.shape).num_ranks
             if num not in teams:
                 teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
             try:
@@ -88,14 +87,17 @@ def check_network(seed: int, device: str, compiled: bool = False) -> str:
     """Raises unless the network gives the numbers of one process; the words if it is refused."""
     net = draw_network(seed)
     place = random_place(seed, net.sample.shape)
-    mesh = hs.init(**place.axes, device=device, timeout_seconds=100, transport="auto")
+    mesh = place.mesh(device)
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
     loss = loss_of(plain(x))
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
         ours = hs.parallelize(ours, mesh)
-    model = _compiled(ours) if compiled else ours
+    model: Any = ours
+    if compiled:
+        torch.compiler.reset()
+        model = torch.compile(ours, fullgraph=True, backend="aot_eager")
     try:
         our_loss = loss_of(model(hs.shard(given, mesh, cuts=place.cuts)))
     except hs.UnsupportedOp as refusal:
@@ -113,11 +115,6 @@ def check_network(seed: int, device: str, compiled: bool = False) -> str:
 def check_compiled(seed: int, device: str) -> str:
     """``check_network`` as one graph without breaks."""
     return check_network(seed, device, compiled=True)
-
-
-def _compiled(model: Any) -> Any:
-    torch.compiler.reset()
-    return torch.compile(model, fullgraph=True, backend="aot_eager")
 
 
 def loss_of(outputs: tuple[Any, ...]) -> Any:

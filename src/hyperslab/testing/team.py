@@ -1,14 +1,13 @@
 """Ranks that run functions for a test."""
 
+import functools
+import inspect
 import pickle
 from collections.abc import Callable, Collection
-from types import TracebackType
 from typing import Any, Self
 
-from hyperslab.testing.crew import Crew
-from hyperslab.testing.function_ref import refer_to
-from hyperslab.testing.messages import Call
-from hyperslab.testing.warning_filters import current_filters
+from hyperslab.testing.messages import BODY, Call, current_filters, refer_to
+from hyperslab.testing.rank_processes import RankProcesses
 
 
 class Team:
@@ -33,22 +32,17 @@ class Team:
             raise ValueError(f"a team needs at least 1 rank, got {num_ranks}")
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
-        self._crew: Crew | None = None
+        self._processes: RankProcesses | None = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         __tracebackhide__ = True
         if error is None:
             self.close()
         else:
-            self._disband()
+            self._kill()
 
     def run(
         self,
@@ -68,30 +62,30 @@ class Team:
         """
         __tracebackhide__ = True
         call = Call(refer_to(function), pickled(function, args, kwargs), current_filters())
-        if self._crew is None:
-            self._crew = Crew(self.num_ranks)
+        if self._processes is None:
+            self._processes = RankProcesses(self.num_ranks)
         try:
-            results = self._crew.run(call, may_die, self.timeout_seconds)
+            results = self._processes.run(call, may_die, self.timeout_seconds)
         except BaseException:
-            self._disband()
+            self._kill()
             raise
-        if not self._crew.complete:
-            self._disband()
+        if not self._processes.complete:
+            self._kill()
         return results
 
     def close(self) -> None:
         """Destroy the ranks' process groups and end the ranks; a later run starts new ones."""
         __tracebackhide__ = True
         try:
-            if self._crew is not None:
-                self._crew.leave()
+            if self._processes is not None:
+                self._processes.leave()
         finally:
-            self._disband()
+            self._kill()
 
-    def _disband(self) -> None:
-        if self._crew is not None:
-            crew, self._crew = self._crew, None
-            crew.disband()
+    def _kill(self) -> None:
+        if self._processes is not None:
+            processes, self._processes = self._processes, None
+            processes.kill()
 
 
 def pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -101,3 +95,44 @@ def pickled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         raise TypeError(
             f"arguments of {function.__qualname__} cannot be sent to the ranks: {error}"
         ) from None
+
+
+NUM_RANKS = "num_ranks"
+
+
+def on_ranks(
+    *counts: int, timeout_seconds: float = 300.0
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the decorated test on each of ``counts`` ranks, every time with a new ``Team``.
+
+    The body runs on every rank, not in pytest's process, so its arguments are pickled. They come
+    from ``pytest.mark.parametrize``, above or below; a fixture's value arrives as a copy, if it
+    can be pickled at all. The body may ask for ``num_ranks``.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        import pytest  # here, so that a Team needs no pytest
+
+        if "." in body.__qualname__:
+            raise TypeError(
+                f"{body.__qualname__} must be at the top level of its module: ranks cannot find it"
+            )
+        parameters = dict(inspect.signature(body).parameters)
+        wants_num_ranks = NUM_RANKS in parameters
+
+        @functools.wraps(body)
+        def test(*, num_ranks: int, **arguments: Any) -> None:
+            __tracebackhide__ = True
+            if wants_num_ranks:
+                arguments[NUM_RANKS] = num_ranks
+            with Team(num_ranks, timeout_seconds) as team:
+                team.run(body, **arguments)
+
+        parameters[NUM_RANKS] = inspect.Parameter(NUM_RANKS, inspect.Parameter.KEYWORD_ONLY)
+        test.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+        setattr(test, BODY, body)
+        ids = [f"{count}ranks" for count in counts]
+        marked: Callable[..., None] = pytest.mark.parametrize(NUM_RANKS, counts, ids=ids)(test)
+        return marked
+
+    return decorate

@@ -271,7 +271,7 @@ def check_way(seed: int, device: str) -> str:
     if seed % 3 == 0:
         net = _subclassed(net)
     place = random_place(seed, net.sample.shape)
-    mesh = hs.init(**place.axes, device=device, timeout_seconds=100, transport="auto")
+    mesh = place.mesh(device)
     plain = copy.deepcopy(net).to(mesh.device)
     torch.compiler.reset()
     ours = hs.parallelize(net, mesh)

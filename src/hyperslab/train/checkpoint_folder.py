@@ -35,7 +35,7 @@ from torch.futures import Future
 
 from hyperslab.errors import FormatError
 from hyperslab.io.partial import explained_writing, partial_file
-from hyperslab.train.state_tree import TENSOR, Tree, leaves
+from hyperslab.train.checkpoint_state import TENSOR, Tree, leaves
 
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
@@ -136,12 +136,11 @@ def open_in(folder: Path, name: str) -> BufferedReader:
 
 def sum_files(paths: Iterable[Path]) -> dict[str, FileSum]:
     """The sizes and checksums of files, by name."""
-    return {path.name: _sum_file(path) for path in paths}
-
-
-def _sum_file(path: Path) -> FileSum:
-    with open_in(path.parent, path.name) as file:
-        return _sum(file)
+    found = {}
+    for path in paths:
+        with open_in(path.parent, path.name) as file:
+            found[path.name] = _sum(file)
+    return found
 
 
 def check_files(folder: Path, expected: Mapping[str, FileSum]) -> None:

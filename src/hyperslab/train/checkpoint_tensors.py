@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from hyperslab.errors import FormatError
 from hyperslab.layout import Box, Span
 from hyperslab.train.checkpoint_folder import ADVICE, METADATA, FileSum, Manifest, open_in
-from hyperslab.train.state_tree import TENSOR, dtype_of, leaves, shape_of
+from hyperslab.train.checkpoint_state import TENSOR, dtype_of, leaves, shape_of
 
 ZIP = b"PK\x03\x04"
 """How the bytes of a tensor begin; torch reads older kinds too, in which values may be missing."""
@@ -128,33 +128,20 @@ def _load(file: BufferedReader, piece: _Piece, path: Path) -> Tensor:
 class _MetadataUnpickler(pickle.Unpickler):
     """Knows the values that describe tensors in files, and no others."""
 
-    _NAMES = frozenset(
-        {
-            *(
-                ("torch.distributed.checkpoint.metadata", name)
-                for name in (
-                    "ChunkStorageMetadata",
-                    "Metadata",
-                    "MetadataIndex",
-                    "StorageMeta",
-                    "TensorProperties",
-                    "TensorStorageMetadata",
-                    "_MEM_FORMAT_ENCODING",
-                )
-            ),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("pathlib", "Path"),
-            ("pathlib._local", "PosixPath"),
-        }
-    )
+    _NAMES: ClassVar[Mapping[str, str]] = {
+        "torch.distributed.checkpoint.metadata": "ChunkStorageMetadata Metadata MetadataIndex "
+        "StorageMeta TensorProperties TensorStorageMetadata _MEM_FORMAT_ENCODING",
+        "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+        "torch": "Size",
+        "torch.serialization": "_get_layout",
+        "collections": "OrderedDict",
+        "pathlib": "PosixPath Path",
+        "pathlib._local": "PosixPath",
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
-        if is_dtype or (module, name) in self._NAMES:
+        if is_dtype or name in self._NAMES.get(module, "").split():
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which describes no tensor")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,8 +19,7 @@ from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
-from hyperslab.io.partial import explained_writing
-from hyperslab.train import checkpoint_shelf as shelf
+from hyperslab.io.partial import WriteError, explained_writing, make_folder
 from hyperslab.train.checkpoint_folder import (
     METADATA,
     FileSum,
@@ -27,14 +27,114 @@ from hyperslab.train.checkpoint_folder import (
     check_files,
     read_manifest,
     sum_files,
+    sync_folder,
+    write_manifest,
     write_tensors,
 )
+from hyperslab.train.checkpoint_state import (
+    Parts,
+    Tree,
+    destinations,
+    load_state,
+    put_together,
+    state_of,
+    take_apart,
+)
 from hyperslab.train.checkpoint_tensors import read_index, read_tensors
-from hyperslab.train.parts import Parts, destinations, load_state, state_of
-from hyperslab.train.state_tree import Tree, put_together, take_apart
 
 VALUES = "values"
 """The part that ``load`` returns."""
+
+PARTIAL, REPLACED = ".partial", ".replaced"
+"""Endings of folders that are no checkpoints: not yet, or no longer."""
+
+
+def find_checkpoints(folder: Path) -> dict[int, Path]:
+    """The checkpoints in ``folder``, by step, in order."""
+    try:
+        named = [(re.fullmatch(r"step_(\d+)", path.name), path) for path in folder.iterdir()]
+    except OSError as error:
+        raise FormatError(f"{folder} cannot be read: {error.strerror}") from error
+    return dict(sorted((int(match[1]), path) for match, path in named if match))
+
+
+def choose_step(found: Mapping[int, Path], step: int | None, folder: Path) -> int:
+    """``step``, or that of the newest checkpoint of those ``found`` in ``folder``."""
+    if not found:
+        raise FormatError(f"there is no checkpoint in {folder}")
+    if step is not None and step not in found:
+        there = ", ".join(map(str, found))
+        raise ConfigError(f"there is no checkpoint of step {step} in {folder}: {there}")
+    return max(found) if step is None else step
+
+
+def best_of(found: Mapping[int, Path], until: int) -> int | None:
+    """The last step up to ``until`` that was better than all before it."""
+    for step in sorted((step for step in found if step <= until), reverse=True):
+        try:
+            if read_manifest(found[step]).is_best:
+                return step
+        except FormatError:  # damaged, so not to be used
+            continue
+    return None
+
+
+def make_ready(folder: Path) -> None:
+    """Makes the folder, or undoes a replacement that was cut short between its two steps."""
+    make_folder(folder)
+    for old in folder.glob(f"step_*{REPLACED}"):
+        if not (name := old.with_name(old.name.removesuffix(REPLACED))).exists():
+            old.rename(name)
+
+
+def begin_folder(folder: Path, step: int) -> Path:
+    """A new folder for what is written at ``step``, which is not yet a checkpoint."""
+    beside = folder / f"step_{step:08d}{PARTIAL}"
+    with explained_writing(beside):
+        if beside.exists():
+            shutil.rmtree(beside)
+        beside.mkdir()
+    return beside
+
+
+def finish_folder(manifest: Manifest, files: Mapping[str, FileSum], beside: Path) -> None:
+    """Makes a checkpoint of what was written; one of the same step makes way."""
+    _check_all_seen(files, beside)
+    write_manifest(replace(manifest, files=files), beside)
+    target = beside.with_suffix("")
+    replaced = target.with_suffix(REPLACED)
+    with explained_writing(target):
+        sync_folder(beside)
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+        beside.rename(target)
+        sync_folder(target.parent)
+
+
+def remove_old(folder: Path, newest: int, keep: int) -> None:
+    """Leaves the newest ``keep`` up to the one just written, and the best as each knows it."""
+    found = find_checkpoints(folder)
+    latest = [step for step in found if step <= newest][-keep:]
+    kept = {*latest, *(best_of(found, until=step) for step in latest)}
+    for path in folder.glob("step_*"):
+        if path.suffix in (PARTIAL, REPLACED):
+            shutil.rmtree(path, ignore_errors=True)
+    for step, path in found.items():
+        if step not in kept:
+            gone = path.rename(path.with_suffix(PARTIAL))  # no half may look whole
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+def _check_all_seen(files: Mapping[str, FileSum], beside: Path) -> None:
+    """Raises if rank 0 does not see the files of the others: a folder on each node's own disk."""
+    for name, file in files.items():
+        path = beside / name
+        if not path.exists() or path.stat().st_size != file.nbytes:
+            raise WriteError(
+                f"rank 0 does not see {path} of {file.nbytes} bytes, which another rank has "
+                "written: choose a run folder on a file system that all nodes share"
+            )
 
 
 class Checkpoints:
@@ -55,7 +155,7 @@ class Checkpoints:
         self._error: HyperslabError | None = None
         self._best: int | None = None
         """The step that was said to be the best, and stays it when it is saved again."""
-        do_on_first(lambda: shelf.make_ready(folder), self._channel)
+        do_on_first(lambda: make_ready(folder), self._channel)
 
     # Writing
 
@@ -102,19 +202,13 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if error is None:
-            return self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except HyperslabError as later:
+            if error is None:
+                raise
             error.add_note(str(later))
-        return None
 
     # Reading
 
@@ -153,17 +247,12 @@ class Checkpoints:
         return dict(values)
 
     def _find_all(self) -> dict[int, Path]:
-        return shelf.find_checkpoints(self._folder)
+        return find_checkpoints(self._folder)
 
     def _find(self, step: int | None) -> Path:
         self.wait()
         found = ask_first(self._find_all, self._channel)
-        if not found:
-            raise FormatError(f"there is no checkpoint in {self._folder}")
-        if step is not None and step not in found:
-            shown = ", ".join(map(str, found))
-            raise ConfigError(f"there is no checkpoint of step {step} in {self._folder}: {shown}")
-        return found[max(found) if step is None else step]
+        return found[choose_step(found, step, self._folder)]
 
     def _checked(self, folder: Path) -> Manifest:
         """What the checkpoint holds; each rank looks whether some of its files are as written."""
@@ -178,17 +267,15 @@ class Checkpoints:
         """Writes a checkpoint; what goes wrong is raised by the next call, on all ranks alike."""
         folder = self._folder / f"step_{manifest.step:08d}"
         try:
-            beside = ask_first(lambda: shelf.begin(self._folder, manifest.step), self._channel)
+            beside = ask_first(lambda: begin_folder(self._folder, manifest.step), self._channel)
             files = self._write_files(tensors, beside)
-            do_on_first(lambda: shelf.finish(manifest, files, beside), self._channel)
-            do_on_first(
-                lambda: shelf.remove_old(self._folder, manifest.step, self._keep), self._channel
-            )
+            do_on_first(lambda: finish_folder(manifest, files, beside), self._channel)
+            do_on_first(lambda: remove_old(self._folder, manifest.step, self._keep), self._channel)
         except Exception as error:  # noqa: BLE001 - none may get lost with its thread
             kind = type(error) if isinstance(error, HyperslabError) else FormatError
             self._error = kind(f"the checkpoint {folder} was not written: {error}")
             if self._mesh.rank == 0:
-                shutil.rmtree(folder.with_suffix(shelf.PARTIAL), ignore_errors=True)
+                shutil.rmtree(folder.with_suffix(PARTIAL), ignore_errors=True)
 
     def _write_files(self, tensors: Mapping[str, Tensor], folder: Path) -> dict[str, FileSum]:
         """The files that all ranks wrote, by name."""

@@ -1,4 +1,4 @@
-"""Learning one class for each sample."""
+"""Learning a class for each sample, or for every cell."""
 
 from __future__ import annotations
 
@@ -10,42 +10,26 @@ import torch
 
 from hyperslab.errors import ConfigError
 from hyperslab.nn import gather
-from hyperslab.train.batch import Batch
-from hyperslab.train.class_figures import draw_confusion, draw_roc
+from hyperslab.train.figures import draw_confusion, draw_roc
 from hyperslab.train.fitting import IGNORED, Values, fit_labels, num_classes, the_tensor
-from hyperslab.train.losses import CLASS_LOSSES
+from hyperslab.train.losses import CLASS_LOSSES, MAP_LOSSES
 from hyperslab.train.metrics import (
     Floats,
     Labels,
     as_floats,
+    by_name,
     check_names,
     confusion,
     log_odds,
     log_softmax,
     macro_auc,
+    map_confusion,
+    mean_of,
+    overlaps,
     ratio,
 )
-from hyperslab.train.slices import Picture, draw_pictures, input_pictures
-from hyperslab.train.task import Meter, Task
-
-
-class Classification(Task):
-    losses = CLASS_LOSSES
-    best_by = "accuracy"
-    has_classes = True
-
-    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
-        output, target = fit_labels(output, target, loss=self.loss_name)
-        if max(output.shape[2:], default=1) > 1:
-            raise ConfigError(
-                f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
-                "its cells, or set task.kind = 'segmentation'"
-            )
-        check_names(self.names, num_classes(output), "classes")
-        return output, target
-
-    def meter(self) -> Meter:
-        return ClassificationMeter(self)
+from hyperslab.train.slices import input_pictures, label_picture
+from hyperslab.train.task import Batch, Meter, Task
 
 
 def predicted_classes(output: Values) -> Values:
@@ -64,7 +48,6 @@ class ClassificationMeter(Meter):
         self._logits: list[Floats] = []
         self._labels: list[Labels] = []
         self._weights: list[Floats] = []
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         logits = as_floats(gather(output)).reshape(output.shape[:2])
@@ -93,7 +76,7 @@ class ClassificationMeter(Meter):
         }
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+        drawn = super().draw(folder)
         if self._logits and (samples := self._samples())[1].size:
             logits, labels, weights = samples
             counts = confusion(labels, logits.argmax(1), weights, logits.shape[1])
@@ -104,7 +87,6 @@ class ClassificationMeter(Meter):
         return drawn
 
     def _remarks(self) -> list[str]:
-        """What is known of the first sample."""
         if not self._logits or not len(self._logits[0]):
             return []
         label, logits = int(self._labels[0][0]), self._logits[0][:1]
@@ -122,3 +104,74 @@ class ClassificationMeter(Meter):
         counted = labels != IGNORED
         logits, weights = np.concatenate(self._logits), np.concatenate(self._weights)
         return logits[counted], labels[counted], weights[counted]
+
+
+class Classification(Task):
+    meters = ClassificationMeter
+    losses = CLASS_LOSSES
+    best_by = "accuracy"
+    has_classes = True
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_labels(output, target, loss=self.loss_name)
+        if max(output.shape[2:], default=1) > 1:
+            raise ConfigError(
+                f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
+                "its cells, or set task.kind = 'segmentation'"
+            )
+        check_names(self.names, num_classes(output), "classes")
+        return output, target
+
+
+class SegmentationMeter(Meter):
+    """IoU and Dice of each class, their means over classes that are somewhere, and accuracy."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        num = len(task.names)
+        self._counts = np.zeros((num, num))
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        counts = map_confusion(
+            _labels(target), predicted_classes(output), weight, num_classes(output)
+        )
+        self._counts = counts + self._counts if self._counts.size else counts
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        num = num_classes(output)
+        self._pictures = [
+            *input_pictures(batch.x, num=1),
+            *label_picture(_labels(target), "true classes", num, self.names),
+            *label_picture(predicted_classes(output), "predicted classes", num, self.names),
+        ]
+
+    def count(self) -> dict[str, float]:
+        each = overlaps(self._counts)
+        accuracy = ratio(float(np.trace(self._counts)), float(self._counts.sum()))
+        scores = {key: mean_of(values) for key, values in each.items()} | {"accuracy": accuracy}
+        for key, values in each.items():
+            scores |= by_name(key, values, self.names)
+        return scores
+
+    def draw(self, folder: Path) -> list[Path]:
+        drawn = super().draw(folder)
+        if self._counts.any():
+            drawn += draw_confusion(self._counts, self.names, folder / "confusion.png")
+        return drawn
+
+
+class Segmentation(Task):
+    meters = SegmentationMeter
+    losses = MAP_LOSSES
+    best_by = "iou"
+    has_classes = True
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_labels(output, target, loss=self.loss_name)
+        check_names(self.names, num_classes(output), "classes")
+        return output, target
+
+
+def _labels(target: Values) -> Values:
+    """Labels, where the target has probabilities of classes."""
+    return target.argmax(1) if target.is_floating_point() else target

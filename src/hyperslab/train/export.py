@@ -6,24 +6,23 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from hyperslab.comm.agree import agree
+import hyperslab
+from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.collectives import gather_whole
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import ConfigError, FormatError, HyperslabError
+from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.partial import partial_file
 from hyperslab.train.checkpoint_folder import check_files, read_manifest
-from hyperslab.train.checkpoint_shelf import find_checkpoints
+from hyperslab.train.checkpoint_state import empties, put_together
 from hyperslab.train.checkpoint_tensors import read_index, read_tensors
+from hyperslab.train.checkpoints import choose_step, find_checkpoints
 from hyperslab.train.config import ModelConfig
-from hyperslab.train.parts import empties
 from hyperslab.train.read_config import read_config
-from hyperslab.train.state_tree import put_together
 
 
 def export_state(
@@ -35,16 +34,11 @@ def export_state(
 
     Collective over all ranks.
     """
-    state, error = model.state_dict(), None
+    state = model.state_dict()
     _check_tensors(state)
     gathered = {key: gather_whole(each, mesh) for key, each in state.items()}
     whole = {key: each for key, each in gathered.items() if each is not None}
-    try:
-        if mesh.rank == 0:
-            write_weights(whole, path, config)
-    except HyperslabError as wrong:
-        error = wrong
-    agree(error, mesh)
+    run_on_all(lambda: write_weights(whole, path, config) if mesh.rank == 0 else None, mesh)
 
 
 def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
@@ -54,12 +48,7 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
     """
     _check_run(run_folder)
     found = find_checkpoints(run_folder / "checkpoints")
-    if not found:
-        raise FormatError(f"{run_folder} has no checkpoints")
-    step = max(found) if step is None else step
-    if step not in found:
-        there = ", ".join(map(str, found))
-        raise ConfigError(f"{run_folder} has no checkpoint of step {step}: it has those of {there}")
+    step = choose_step(found, step, run_folder)
     config = read_config(str(run_folder), []).model
     manifest = read_manifest(found[step])
     check_files(found[step], manifest.files)
@@ -92,18 +81,18 @@ def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig |
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    about = {"format": "pt", "hyperslab": _version()}
+    about = {"format": "pt", "hyperslab": hyperslab.__version__}
     if config is not None:
         about |= {"model": config.name, "options": json.dumps(dict(config.options))}
     with partial_file(path) as (part, _):
         try:
             save_file(_separate(state), part, metadata=about)
-            _settle(part)
+            _publish(part)
         except (SafetensorError, ValueError, KeyError) as error:
             raise FormatError(f"{path} could not be written: {error}") from error
 
 
-def _settle(path: Path) -> None:
+def _publish(path: Path) -> None:
     """Puts a file on the disk and lets others read it, as far as this process lets them.
 
     ``save_file`` makes a file of its own under that name, for the owner alone.
@@ -172,10 +161,3 @@ def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         separate[key] = separate[key].contiguous()
         seen.add(place)
     return separate
-
-
-def _version() -> str:
-    try:
-        return version("hyperslab")
-    except PackageNotFoundError:  # run from its source
-        return "unknown"

@@ -1,32 +1,100 @@
-"""Figures of a run: how the loss fell, and what was predicted."""
+"""Figures of a run: how the loss fell, what was predicted, how classes were told apart."""
 
 from __future__ import annotations
 
+import io
+import logging
 import math
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hyperslab.train.log_file import Line, read_log
-from hyperslab.train.metrics import Floats
-from hyperslab.train.plotting import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    count_whole,
-    new_figure,
-    save_figure,
-    tidy,
-)
+from hyperslab.errors import FormatError
+from hyperslab.io.partial import make_folder, partial_file
+from hyperslab.train.metrics import Floats, Labels, auc, roc
+from hyperslab.train.recorder import Line, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+_log = logging.getLogger("hyperslab")
 
 MOST_POINTS = 5000
 """That are drawn of a scatter; of more, an even choice."""
+MOST_NUMBERS = 12
+"""Classes up to which shares are written into the matrix."""
+MOST_TICKS = 30
+MOST_CURVES = 10
+DPI = 130
+BLUE, ORANGE, GREEN, GREY = "#2a6f97", "#d1603d", "#4c956c", "#8d99ae"
+CLASS_COLOURS = (
+    "#e9ecef",
+    BLUE,
+    ORANGE,
+    GREEN,
+    "#e9c46a",
+    "#7b2cbf",
+    "#90be6d",
+    "#f28482",
+    "#48cae4",
+    "#6d597a",
+)
+"""The first is that of a background."""
+
+
+def new_figure(width: float, height: float) -> Figure | None:
+    """An empty figure in inches; None, with a warning, where there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no window, no global state
+    except ImportError:
+        _warn_once_of_no_figures()
+        return None
+    return Figure(figsize=(width, height), layout="compressed")
+
+
+@cache
+def _warn_once_of_no_figures() -> None:
+    _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
+
+
+def count_whole(*axis: Axis) -> None:
+    """Ticks at whole numbers only, for what is counted: steps, cells."""
+    from matplotlib.ticker import MaxNLocator
+
+    for each in axis:
+        each.set_major_locator(
+            MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+        )
+
+
+def tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e9f0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize="small")
+
+
+def save_figure(figure: Figure, path: Path) -> list[Path]:
+    """Writes a PNG and gives its path, or nothing, with a warning, if it cannot be written.
+
+    A run is not worth losing for a picture of it.
+    """
+    memory = io.BytesIO()
+    try:
+        figure.savefig(memory, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
+        make_folder(path.parent)
+        with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
+            file.write(memory.getbuffer())
+    except (FormatError, ValueError) as error:  # or a name that is no formula, such as $x
+        _log.warning("figure %s is missing: %s", path.name, " ".join(str(error).split()))
+        return []
+    return [path]
 
 
 def draw_curves(log: Path, folder: Path) -> list[Path]:
@@ -128,3 +196,60 @@ def _draw_scatter(axes: Axes, true: Floats, predicted: Floats) -> None:
     ends = (low - margin, high + margin)
     axes.plot(ends, ends, color=GREY, linewidth=1.2, linestyle="--", zorder=0)
     axes.set(xlim=ends, ylim=ends, aspect="equal")
+
+
+# Classes: which is taken for which, and how well they are told apart
+
+
+def draw_confusion(counts: Floats, names: Sequence[str], path: Path) -> list[Path]:
+    """Writes which class was taken for which, as shares of the true class."""
+    num = len(counts)
+    side = 3.2 + 0.45 * min(num, MOST_TICKS)
+    if (figure := new_figure(side + 0.8, side)) is None:
+        return []
+    sizes = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, sizes, out=np.full_like(counts, np.nan), where=sizes != 0)
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046, pad=0.03)
+    if num <= MOST_TICKS:
+        _label(axes, list(names) or [str(number) for number in range(num)])
+    if num <= MOST_NUMBERS:
+        _write_shares(axes, shares)
+    axes.set(xlabel="predicted class", ylabel="true class", title="Confusion of classes")
+    return save_figure(figure, path)
+
+
+def _label(axes: Axes, names: list[str]) -> None:
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if max(map(len, names)) > 3 else {}
+    axes.set_xticks(range(len(names)), names, **slanted)
+    axes.set_yticks(range(len(names)), names)
+
+
+def _write_shares(axes: Axes, shares: Floats) -> None:
+    for (row, column), share in np.ndenumerate(shares):
+        text = "" if np.isnan(share) else "< 0.001" if 0 < share < 0.001 else f"{share:.2g}"
+        colour = "white" if share > 0.6 else "#22303c"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize="small")
+
+
+def draw_roc(
+    scores: Floats, labels: Labels, weights: Floats, names: Sequence[str], path: Path
+) -> list[Path]:
+    """Writes the ROC of each class against the rest; one column of scores is that of class 1."""
+    num = scores.shape[1]
+    classes = [1] if num == 1 else list(range(min(num, MOST_CURVES)))
+    curves = {k: (scores[:, 0 if num == 1 else k], labels == k, weights) for k in classes}
+    areas = {k: area for k, curve in curves.items() if not math.isnan(area := auc(*curve))}
+    if not areas or (figure := new_figure(5.2, 4.8)) is None:
+        return []
+    axes = figure.subplots()
+    tidy(axes)
+    for k, area in areas.items():
+        name = names[k] if names else f"class {k}"
+        axes.plot(*roc(*curves[k]), linewidth=1.8, label=f"{name}   AUC = {area:.3f}")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1.2, linestyle="--", zorder=0)
+    axes.set(xlabel="false positive rate", ylabel="true positive rate", aspect="equal")
+    axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), title="ROC")
+    axes.legend(frameon=False, loc="lower right", fontsize="small")
+    return save_figure(figure, path)

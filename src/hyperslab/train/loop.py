@@ -19,19 +19,15 @@ from torch.optim import Optimizer
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
 from hyperslab.torch_private import foreach_div_
-from hyperslab.train.batch import Batch, Roles
+from hyperslab.train.checkpoint_state import random_state, set_random_state
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
 from hyperslab.train.datasets import check_same_parts
-from hyperslab.train.evaluate import evaluate
-from hyperslab.train.optimizers import choose_settings, take_step
-from hyperslab.train.pace import Pace, StepPlace
-from hyperslab.train.progress import TrainProgress
-from hyperslab.train.recorder import Recorder
-from hyperslab.train.rng import random_state, set_random_state
-from hyperslab.train.schedule import RateFactor
-from hyperslab.train.stop_signals import StopSignals
-from hyperslab.train.task import Task
+from hyperslab.train.optimizers import RateFactor, choose_settings, take_step
+from hyperslab.train.process import StopSignals
+from hyperslab.train.recorder import Pace, Recorder, StepPlace
+from hyperslab.train.report import TrainProgress
+from hyperslab.train.task import Batch, Meter, Roles, Task, evaluate
 
 
 @dataclass
@@ -183,17 +179,15 @@ class Trainer:
             self._save(is_best=is_best)
         return None
 
+    def evaluate(self, loader: Loader) -> Meter | None:
+        """What the model is worth on ``loader``; None if a signal came. Collective."""
+        poll = self.signals.poll
+        return evaluate(self.model, loader, self.task, self.roles, self.context, is_stopped=poll)
+
     def _validate(self) -> dict[str, float] | None:
         """Scores of the validation part, or None if a signal came."""
         assert self.validation is not None
-        meter = evaluate(
-            self.model,
-            self.validation,
-            self.task,
-            self.roles,
-            self.context,
-            is_stopped=self.signals.poll,
-        )
+        meter = self.evaluate(self.validation)
         self.pace.rest()
         if meter is None:
             return None
@@ -294,7 +288,7 @@ class Trainer:
     # Log and checkpoints
 
     def _report(self) -> None:
-        stretch = self.pace.settle(self._explain)
+        stretch = self.pace.finish(self._explain)
         if stretch is None:
             return
         norm = self._norm.full_tensor() if isinstance(self._norm, DTensor) else self._norm

@@ -40,12 +40,9 @@ def _ratio(total: Tensor, count: Tensor) -> Tensor:
 
 
 def _of_values(function: Callable[..., Any]) -> Loss:
-    def loss(
-        output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
-    ) -> Tensor:
-        return weighted_mean(function(output, target, reduction="none"), weight)
-
-    return loss
+    return lambda output, target, weight, class_weights: weighted_mean(
+        function(output, target, reduction="none"), weight
+    )
 
 
 def cross_entropy(
@@ -96,13 +93,7 @@ def _overlap(chance: Values, truth: Values) -> Values:
 
 
 def _both(first: Loss, second: Loss) -> Loss:
-    def loss(
-        output: Values, target: Values, weight: Values | None, class_weights: Tensor | None
-    ) -> Tensor:
-        given = (output, target, weight, class_weights)
-        return first(*given) + second(*given)
-
-    return loss
+    return lambda *given: first(*given) + second(*given)
 
 
 LOSSES: Mapping[str, Loss] = {

@@ -115,10 +115,6 @@ _PRESETS = (
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
-def list_presets() -> list[Preset]:
-    return list(_PRESETS)
-
-
 def preset_text(name: str) -> str:
     """The TOML of a preset."""
     return (resources.files("hyperslab.train") / "presets" / f"{name}.toml").read_text("utf-8")
@@ -144,7 +140,7 @@ def _nearest(config: Config) -> Preset | None:
     """The preset with such data that is most like ``config``, or None."""
     size = _size(config) or 0
     return min(
-        (preset for preset in _PRESETS if preset.schema == config.data.preset),
+        (preset for preset in PRESETS.values() if preset.schema == config.data.preset),
         key=lambda preset: (preset.name != config.model.name, abs(preset.shape[-1] - size)),
         default=None,
     )

@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
-from hyperslab.train.config_changes import apply_changes
-from hyperslab.train.config_keys import required, tables
-from hyperslab.train.config_tables import Tables, checked_tables, merged
+from hyperslab.train.config_schema import (
+    Tables,
+    accepts,
+    annotation_of,
+    check_table,
+    checked_tables,
+    checked_value,
+    forget_options,
+    merged,
+    required,
+    tables,
+)
 from hyperslab.train.preset_list import PRESETS, preset_text
-from hyperslab.train.write_config import config_to_toml as config_to_toml
 
 SAVED_AS = "config.toml"
 """The configuration's name in the folder of a run."""
@@ -124,3 +134,104 @@ def _missing(path: Path) -> str:
         f"{path} is neither a file nor a preset (looked from {Path.cwd()}): {hint}"
         "hyperslab train --list shows all presets"
     )
+
+
+# Changes to a configuration, as they are typed: ``data.batch_size=8``
+
+
+def apply_changes(found: Tables, changes: Sequence[str]) -> Tables:
+    """``found`` with ``changes`` made to it, the last one last."""
+    found = {table: dict(pairs) for table, pairs in found.items()}
+    parsed = [Change(text) for text in changes]
+    names = {change.table: change.value for change in parsed if change.path[1:] == ("name",)}
+    for table, name in names.items():
+        forget_options(found.setdefault(table, {}), str(name))
+    for change in parsed:
+        change.apply(found.setdefault(change.table, {}))
+    return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change; reading any part of it raises where the text makes no sense."""
+
+    text: str
+
+    @property
+    def origin(self) -> str:
+        return f"--set {self.text}"
+
+    @property
+    def table(self) -> str:
+        return self.path[0]
+
+    @cached_property
+    def path(self) -> tuple[str, ...]:
+        """The parts of the key: table, setting, and perhaps parts of its value."""
+        key, equals, value = self.text.partition("=")
+        path = _key_path(key) if equals and value.strip() else ()
+        if not path:
+            raise ConfigError(
+                f"{self.origin}: a change is a key and a value, such as data.batch_size=8"
+            )
+        if len(path) == 1:
+            check_table(path[0], self.value, self.origin)  # raises, as no table is a value
+            raise ConfigError(
+                f"{self.origin}: {path[0]} is a table: change its settings one by one"
+            )
+        check_table(path[0], {".".join(path[1:]): self.value}, self.origin)
+        return path
+
+    @cached_property
+    def raw(self) -> str:
+        return self.text.partition("=")[2].strip()
+
+    @cached_property
+    def value(self) -> Any:
+        """As TOML has it, else the bare word."""
+        try:
+            content = tomllib.loads(f"value = {self.raw}")
+        except (ValueError, RecursionError) as error:
+            if self.raw[0] in "\"'{" or (self.raw[0] == "[" and self.raw[-1] == "]"):
+                raise ConfigError(
+                    f"{self.origin}: {self.raw} is not a TOML value ({error}): strings in lists "
+                    'and tables need quotes, such as ["a", "b"]'
+                ) from error
+            return self.raw
+        return content["value"] if len(content) == 1 else self.raw
+
+    def apply(self, pairs: dict[str, Any]) -> None:
+        """Sets it in ``pairs``, the settings of its table."""
+        name, *inside = self.path[1:]
+        annotation = annotation_of(self.table, name, self.value, self.origin)
+        value = self.value
+        if inside:
+            if not accepts(annotation, Mapping):
+                raise ConfigError(
+                    f"{self.origin}: {self.table}.{name} is no table, and has no {inside[0]}"
+                )
+            value = _set_inside(pairs.get(name), inside, self.value)
+        pairs[name] = checked_value(self.table, name, value, self.origin, self.raw)
+
+
+def _key_path(key: str) -> tuple[str, ...]:
+    """The parts of a dotted key, or none if it is not one."""
+    try:
+        content: Any = tomllib.loads(f"{key} = 0")
+    except (ValueError, RecursionError):
+        return ()
+    path = []
+    while isinstance(content, dict):
+        if len(content) != 1:
+            return ()
+        name, content = content.popitem()
+        path.append(name)
+    return tuple(path)
+
+
+def _set_inside(old: object, path: Sequence[str], value: object) -> dict[str, Any]:
+    """``old`` with ``value`` at ``path``; what is no table there gives way."""
+    found = dict(old) if isinstance(old, Mapping) else {}
+    name, *rest = path
+    found[name] = _set_inside(found.get(name), rest, value) if rest else value
+    return found

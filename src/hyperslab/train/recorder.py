@@ -1,21 +1,139 @@
-"""What rank 0 writes down while a run goes on: each step and each evaluation once."""
+"""The log of a run, as rank 0 writes it: each step and each evaluation once."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import FormatError
+from hyperslab.errors import FormatError, HyperslabError
 from hyperslab.io.partial import explained_writing
-from hyperslab.train.log_file import Line, cut_log, to_json
-from hyperslab.train.run_folder import RunFolder
+from hyperslab.train.run_folder import RunFolder, to_json, write_text
 
 _log = logging.getLogger("hyperslab")
+
+# The file: a line of JSON for every report
+
+Line: TypeAlias = dict[str, Any]
+
+
+def read_log(path: Path) -> list[Line]:
+    """All whole lines, in order, without those that a killed run tore; none if there is no file."""
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    return list(_whole_lines(text))
+
+
+def _whole_lines(text: str) -> Iterator[Line]:
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and isinstance(found.get("step"), int):
+            yield found
+
+
+def cut_log(path: Path, step: int) -> list[Line]:
+    """Keeps the lines up to ``step`` alone, and gives them; the file is never half written."""
+    with explained_writing(path):
+        kept = [line for line in read_log(path) if line["step"] <= step]
+    text = "".join(to_json(line) + "\n" for line in kept)
+    write_text(path, text)
+    return kept
+
+
+# Losses and times between two lines of a log
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps since the last line of the log."""
+
+    loss: float
+    """The mean."""
+    samples_per_second: float
+    data_wait_share: float
+    """Of the time, how much was spent waiting for batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlace:
+    """A step of the optimizer: its number, and which samples it was made with."""
+
+    step: int
+    epoch: int
+    start: int
+    """Of its samples in the order of the epoch."""
+    lr: float
+
+
+@dataclass
+class Pace:
+    """Collects what happens in steps, without waiting for the device."""
+
+    _losses: list[Tensor] = field(default_factory=list)
+    _places: list[StepPlace] = field(default_factory=list)
+    _num_samples: int = 0
+    _waited: float = 0.0
+    _start: float = field(default_factory=time.perf_counter)
+
+    def timed(self, batches: Iterable[T]) -> Iterator[T]:
+        """``batches``, with the time that each was waited for."""
+        following = iter(batches)
+        while True:
+            start = time.perf_counter()
+            try:
+                batch = next(following)
+            except StopIteration:
+                return
+            self._waited += time.perf_counter() - start
+            yield batch
+
+    def add(self, loss: Tensor, num_samples: int, place: StepPlace) -> None:
+        self._losses.append(loss.detach())
+        self._places.append(place)
+        self._num_samples += num_samples
+
+    def rest(self) -> None:
+        """Leaves out of the measured time what passed since the last step."""
+        self._start, self._waited, self._num_samples = time.perf_counter(), 0.0, 0
+
+    def finish(self, explain: Callable[[float, StepPlace], str]) -> Stretch | None:
+        """The stretch up to the last step, or None if it has no steps; waits for the device.
+
+        Raises what ``explain`` says if a loss is not a number: losses are the same on all ranks,
+        and so is the error.
+        """
+        if not self._losses:
+            return None
+        losses: list[float] = torch.stack(self._losses).double().tolist()
+        for loss, place in zip(losses, self._places, strict=True):
+            if not math.isfinite(loss):
+                raise HyperslabError(explain(loss, place))
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        stretch = Stretch(
+            sum(losses) / len(losses), self._num_samples / seconds, min(1.0, self._waited / seconds)
+        )
+        self._losses.clear()
+        self._places.clear()
+        self.rest()
+        return stretch
 
 
 class Recorder:
@@ -67,12 +185,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _write(self, line: dict[str, Any]) -> None:

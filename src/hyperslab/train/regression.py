@@ -1,39 +1,25 @@
-"""Learning numbers: a few for every sample, or some for every cell of a map."""
+"""Learning numbers: a few for every sample, some for every cell, or the sample itself."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from hyperslab.nn import gather
-from hyperslab.train.batch import Batch
+from hyperslab.nn import Slab, gather
 from hyperslab.train.figures import draw_predictions
 from hyperslab.train.fitting import Values, fit_values
 from hyperslab.train.losses import VALUE_LOSSES
 from hyperslab.train.metrics import Errors, Floats, as_floats, by_name, check_names
-from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
-from hyperslab.train.task import Meter, Task
+from hyperslab.train.slices import in_colours, input_pictures, on_one_scale, pictures_of
+from hyperslab.train.task import Batch, Meter, Task
 
 MOST_PANELS = 12
 """Numbers that are drawn."""
 MOST_REMARKS = 4
 """Numbers of the first sample that are told with its picture."""
-
-
-class Regression(Task):
-    losses = VALUE_LOSSES
-    best_by = "loss"
-
-    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
-        output, target = fit_values(output, target)
-        if output.ndim == 1:
-            output, target = output.unsqueeze(1), target.unsqueeze(1)
-        check_names(self.names, output.shape[1], "numbers")
-        return output, target
-
-    def meter(self) -> Meter:
-        return RegressionMeter(self)
 
 
 class RegressionMeter(Meter):
@@ -44,7 +30,6 @@ class RegressionMeter(Meter):
         self._errors = Errors()
         self._predicted: list[Floats] = []
         self._true: list[Floats] = []
-        self._pictures: list[Picture] = []
 
     def collect(self, output: Values, target: Values, weight: Values | None) -> None:
         self._errors.add(output, target, weight)
@@ -69,7 +54,7 @@ class RegressionMeter(Meter):
         return scores
 
     def draw(self, folder: Path) -> list[Path]:
-        drawn = draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+        drawn = super().draw(folder)
         if self._predicted:
             true, predicted = np.concatenate(self._true), np.concatenate(self._predicted)
             path = folder / "predictions.png"
@@ -77,7 +62,6 @@ class RegressionMeter(Meter):
         return drawn
 
     def _remarks(self) -> list[str]:
-        """What is known of the first sample."""
         if not self._predicted or not len(self._predicted[0]):
             return []
         true, predicted = self._true[0][0], self._predicted[0][0]
@@ -86,3 +70,53 @@ class RegressionMeter(Meter):
         ]
         rows = list(zip(names, true, predicted, strict=False))[:MOST_REMARKS]
         return [f"{name}: true {one:.4g}, predicted {other:.4g}" for name, one, other in rows]
+
+
+class Regression(Task):
+    meters: ClassVar[type[Meter]] = RegressionMeter
+    losses = VALUE_LOSSES
+    best_by = "loss"
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = fit_values(output, target)
+        if output.ndim == 1:
+            output, target = output.unsqueeze(1), target.unsqueeze(1)
+        check_names(self.names, output.shape[1], "numbers")
+        return output, target
+
+
+class ReconstructionMeter(Meter):
+    """Errors, and PSNR in dB: its peak is how far apart the largest and the least value are."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._errors = Errors()
+        self._low, self._high = math.inf, -math.inf
+
+    def collect(self, output: Values, target: Values, weight: Values | None) -> None:
+        self._errors.add(output, target, weight)
+        self._low = min(self._low, float(target.amin()))
+        self._high = max(self._high, float(target.amax()))
+
+    def look(self, output: Values, target: Values, batch: Batch) -> None:
+        inputs, outputs = input_pictures(target), pictures_of(output, "reconstructed")
+        if len(outputs) > len(inputs):
+            outputs = in_colours(outputs, "reconstructed")
+        self._pictures = on_one_scale(inputs, outputs)
+
+    def count(self) -> dict[str, float]:
+        scores = self._errors.means()
+        return scores | {"psnr": self._psnr(scores["mse"])}
+
+    def _psnr(self, mse: float) -> float:
+        peak = self._high - self._low
+        if not peak > 0 or math.isnan(mse):
+            return math.nan
+        return 10 * math.log10(peak**2 / mse) if mse else math.inf
+
+
+class Reconstruction(Regression):
+    meters = ReconstructionMeter
+
+    def target_of(self, batch: Batch) -> Slab:
+        return batch.x

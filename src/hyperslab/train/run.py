@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from hyperslab.comm.agree import run_on_all
@@ -19,31 +16,20 @@ from hyperslab.comm.join import init
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
-from hyperslab.models import build
-from hyperslab.models.build import check_options
-from hyperslab.nn import parallelize
-from hyperslab.train.activations import checkpoint_activations
-from hyperslab.train.batch import Roles
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
 from hyperslab.train.datasets import digest, make_loader, open_parts
-from hyperslab.train.evaluate import evaluate
-from hyperslab.train.export import export_state, load_weights
+from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
 from hyperslab.train.loop import Trainer
-from hyperslab.train.named import find_named
-from hyperslab.train.optimizers import make_optimizer
-from hyperslab.train.outcome import Outcome
-from hyperslab.train.precision import float32_products, forward_context
-from hyperslab.train.progress import TrainProgress
-from hyperslab.train.read_config import config_to_toml
+from hyperslab.train.model import float32_products, forward_context, make_model
+from hyperslab.train.optimizers import RateFactor, make_optimizer
+from hyperslab.train.process import CAN_GO_ON, StopSignals
 from hyperslab.train.recorder import Recorder
-from hyperslab.train.run_folder import RunFolder
-from hyperslab.train.schedule import RateFactor
-from hyperslab.train.start_report import start_report
-from hyperslab.train.stop_signals import StopSignals
-from hyperslab.train.stopping import CAN_GO_ON
-from hyperslab.train.task import make_task
+from hyperslab.train.report import Outcome, TrainProgress, start_report
+from hyperslab.train.run_folder import RunFolder, without_nan
+from hyperslab.train.task import Roles, make_task
+from hyperslab.train.write_config import config_to_toml
 
 
 def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> Outcome:
@@ -91,46 +77,6 @@ class _Test:
     figures: list[Path] = field(default_factory=list)
     signal: str | None = None
     """That stopped the run before."""
-
-
-def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
-    """The model on all ranks, with equal weights, drawn by the run's seed.
-
-    Collective over all ranks.
-    """
-    seed, settings = config.train.seed, config.train
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - for the code of users
-    torch.manual_seed(seed)
-    model = _built(config)
-    if settings.precision == "fp64":
-        model.double()
-    if config.model.weights is not None:
-        load_weights(model, Path(config.model.weights))
-    if settings.channels_last:
-        formats = {3: torch.channels_last, 4: torch.channels_last_3d}
-        layout = formats.get(len(data.shape), torch.contiguous_format)
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-    checkpoint_activations(model, settings.checkpoint_activations)
-    return parallelize(
-        model,
-        mesh,
-        shard_weights=settings.shard_weights,
-        batch_stats=settings.batch_stats,
-        depth_first=settings.depth_first,
-    )
-
-
-def _built(config: Config) -> nn.Module:
-    name, options = config.model.name, config.model.options
-    if ":" not in name:
-        return build(name, options)
-    make = find_named(name, "model.name")
-    check_options(make, options, f"model {name}")
-    model = make(**options)
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model.name = {name!r} gives a {type(model).__name__}, not a module")
-    return model
 
 
 def _trainer(
@@ -196,14 +142,7 @@ def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFo
     if part is not None:
         trainer.progress.say(f"Evaluating on the {part} part ({len(parts[part])} samples)")
         with make_loader(parts[part], config, mesh, once=True) as loader:
-            meter = evaluate(
-                trainer.model,
-                loader,
-                trainer.task,
-                trainer.roles,
-                trainer.context,
-                is_stopped=trainer.signals.poll,
-            )
+            meter = trainer.evaluate(loader)
         if meter is None:
             return _Test(signal=trainer.signals.heard)
         scores = meter.scores()
@@ -224,17 +163,12 @@ def _summary(trainer: Trainer, mesh: Mesh, folder: RunFolder, test: _Test) -> di
         "step": standing.step,
         "epoch": trainer.loader.epoch,
         "best_step": standing.best_step,
-        "scores": {part: _plain(found) for part, found in scores.items() if found},
+        "scores": {part: without_nan(found) for part, found in scores.items() if found},
         "figures": [str(path) for path in test.figures],
         "weights": str(folder.weights) if folder.weights.exists() else None,
         "mesh": mesh.grid.describe(),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }
-
-
-def _plain(scores: dict[str, float]) -> dict[str, float | None]:
-    """Scores as JSON has them, which knows no NaN."""
-    return {name: score if math.isfinite(score) else None for name, score in scores.items()}
 
 
 def _state(trainer: Trainer, signal: str | None) -> str:

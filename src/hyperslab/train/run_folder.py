@@ -1,25 +1,33 @@
-"""The folder of a run: who may write there, and what is where."""
+"""The folder of a run: who may write there, what is where, and in what environment it began."""
 
 from __future__ import annotations
 
+import fcntl
+import importlib.metadata
 import json
 import logging
+import math
 import os
+import platform
+import subprocess
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from hyperslab.comm import agree
+import torch
+
+import hyperslab
+from hyperslab.comm.agree import run_on_all
+from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import ConfigError, FormatError
+from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.io.partial import explained_writing, make_folder, partial_file
-from hyperslab.train.checkpoint_shelf import find_checkpoints
-from hyperslab.train.environment import describe_environment
-from hyperslab.train.folder_lock import FolderLock
-from hyperslab.train.log_file import to_json
+from hyperslab.train.checkpoints import find_checkpoints
+from hyperslab.train.process import user_command
 
 _log = logging.getLogger("hyperslab")
 
@@ -30,14 +38,19 @@ SHARED_SECONDS = 10
 
 
 class RunFolder:
-    """All that a run writes; made by ``begin``, and locked until ``close``.
+    """All that a run writes; made by ``begin``, and locked until ``close``."""
 
-    ``config.toml  environment.json  log.jsonl  summary.json  tensorboard/  checkpoints/  figures/
-    model.safetensors``
-    """
-
-    def __init__(self, path: Path, lock: FolderLock | None = None) -> None:
-        self.path, self._lock = path, lock
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.environment = path / "environment.json"
+        self.log = path / "log.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoints = path / "checkpoints"
+        self.figures = path / "figures"
+        self.tensorboard = path / "tensorboard"
+        self.weights = path / "model.safetensors"
+        self._lock: FolderLock | None = None
 
     @classmethod
     def begin(cls, path: Path, mesh: Mesh, *, resume: bool) -> RunFolder:
@@ -47,16 +60,13 @@ class RunFolder:
 
         Collective over all ranks.
         """
-        folder, error = cls(Path(path).expanduser()), None
+        folder = cls(Path(path).expanduser())
         try:
-            if mesh.rank == 0:
-                with explained_writing(folder.path):
-                    folder._take(resume)
-        except (ConfigError, FormatError) as wrong:
+            run_on_all(lambda: folder._take(resume) if mesh.rank == 0 else None, mesh)
+            run_on_all(lambda: folder._check_seen(mesh), mesh)
+        except HyperslabError:
             folder.close()
-            error = wrong
-        agree(error, mesh)
-        agree(folder._unseen(mesh), mesh)
+            raise
         return folder
 
     def note_start(self, config_toml: str, mesh: Mesh) -> None:
@@ -66,46 +76,7 @@ class RunFolder:
 
         Collective over all ranks.
         """
-        error = None
-        try:
-            if mesh.rank == 0:
-                with explained_writing(self.path):
-                    self._note_start(config_toml, mesh)
-        except FormatError as wrong:
-            error = wrong
-        agree(error, mesh)
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def figures(self) -> Path:
-        return self.path / "figures"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "model.safetensors"
+        run_on_all(lambda: self._note_start(config_toml, mesh) if mesh.rank == 0 else None, mesh)
 
     def last_step(self) -> int | None:
         """The step of the last checkpoint, if there is one."""
@@ -125,27 +96,23 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _take(self, resume: bool) -> None:
         """What rank 0 does alone."""
-        make_folder(self.path)
-        step = self.last_step()
-        if step is None:
-            self._check_empty()
-        self._lock = FolderLock.take(self.path)
-        if step is not None and not resume:
-            raise ConfigError(
-                f"{self.path} holds a run that reached step {step}: continue it with --resume, or "
-                "choose another folder with --folder"
-            )
-        make_folder(self.figures)
+        with explained_writing(self.path):
+            make_folder(self.path)
+            step = self.last_step()
+            if step is None:
+                self._check_empty()
+            self._lock = FolderLock.take(self.path)
+            if step is not None and not resume:
+                raise ConfigError(
+                    f"{self.path} holds a run that reached step {step}: continue it with "
+                    "--resume, or choose another folder with --folder"
+                )
+            make_folder(self.figures)
 
     def _check_empty(self) -> None:
         """Raises rather than write over results, or over files that no run of ours has made."""
@@ -159,12 +126,13 @@ class RunFolder:
             )
 
     def _note_start(self, config_toml: str, mesh: Mesh) -> None:
-        step = self.last_step()
-        if step is not None:
-            self._keep_config(config_toml)
-        self.summary.unlink(missing_ok=True)  # that of an earlier end
-        self._write_environment(mesh, is_first=step is None)
-        write_text(self.config, config_toml)
+        with explained_writing(self.path):
+            step = self.last_step()
+            if step is not None:
+                self._keep_config(config_toml)
+            self.summary.unlink(missing_ok=True)  # that of an earlier end
+            self._write_environment(mesh, is_first=step is None)
+            write_text(self.config, config_toml)
 
     def _keep_config(self, config_toml: str) -> None:
         """Tells how the settings differ from those of the run that is continued; keeps those."""
@@ -192,23 +160,37 @@ class RunFolder:
         content = {**describe_environment(mesh), "earlier": earlier}
         write_text(self.environment, to_json(content, indent=2) + "\n")
 
-    def _unseen(self, mesh: Mesh) -> Exception | None:
-        """Why this rank cannot write where rank 0 does, if so: the folder must be shared."""
+    def _check_seen(self, mesh: Mesh) -> None:
+        """Raises if this rank cannot write where rank 0 does: the folder must be shared."""
         end = time.monotonic() + SHARED_SECONDS
         while not self.figures.exists():
             if time.monotonic() > end:
-                return ConfigError(
+                raise ConfigError(
                     f"rank {mesh.rank} on {os.uname().nodename} does not see {self.path}, which "
                     "rank 0 has made: choose a folder that all nodes share"
                 )
             time.sleep(0.1)
-        return None
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a file that is there as a whole or not at all."""
     with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "w") as file:
         file.write(text)
+
+
+def to_json(values: Mapping[str, Any], **how: Any) -> str:
+    return json.dumps(without_nan(values), allow_nan=False, **how)
+
+
+def without_nan(value: Any) -> Any:
+    """``value`` as JSON can hold it, with None for what is no finite number."""
+    if isinstance(value, Mapping):
+        return {str(key): without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)
 
 
 def _changes(before: str, after: str) -> list[str]:
@@ -249,3 +231,155 @@ def _read_starts(path: Path) -> list[Any]:
         return [*earlier, content]
     except (OSError, ValueError, AttributeError, TypeError):
         return []
+
+
+# Where and with what a run was started, to understand it later
+
+PACKAGES = ("numpy", "h5py", "safetensors", "pytorch_optimizer")
+GIT_SECONDS = 5
+
+
+def describe_environment(mesh: Mesh) -> dict[str, Any]:
+    """Versions, machine, launcher, mesh, code and command line, as JSON can hold them."""
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": user_command(),
+        "folder": os.getcwd(),  # noqa: PTH109 - a text
+        "git": _git(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "pid": os.getpid(),
+        "versions": _versions(),
+        "gpu": _gpu(mesh),
+        "launcher": find_launch().launcher,
+        "num_ranks": mesh.num_ranks,
+        "mesh": mesh.grid.describe(),
+        "device": str(mesh.device),
+        "backend": mesh.backend,
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    return {
+        "python": platform.python_version(),
+        "hyperslab": hyperslab.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpu(mesh: Mesh) -> dict[str, Any] | None:
+    if mesh.device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(mesh.device)
+    return {"name": found.name, "memory_nbytes": found.total_memory}
+
+
+def _git() -> dict[str, Any] | None:
+    """The commit of the folder that the run was started in, and whether files differ from it."""
+    commit = _ask_git("rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _ask_git("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "is_changed": None if changed is None else bool(changed)}
+
+
+def _ask_git(*words: str) -> str | None:
+    try:
+        said = subprocess.run(
+            ["git", *words], capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip()
+
+
+# A lock on a folder, so that two runs do not write into one
+
+LOCK = ".lock"
+
+
+class Holder(NamedTuple):
+    """The process that took a lock, as it has written into the file."""
+
+    host: str
+    pid: int
+
+    @property
+    def may_live(self) -> bool:
+        """Of other hosts nobody here can tell."""
+        return self.host != platform.node() or Path(f"/proc/{self.pid}").exists()
+
+
+class FolderLock:
+    """Held through an open file, so that the system releases it however the process ends.
+
+    Where the file system has no locks, the name of the holder decides.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+        self._pid = os.getpid()
+
+    @classmethod
+    def take(cls, folder: Path) -> FolderLock:
+        """Raises ``ConfigError`` if another run has it."""
+        path = folder / LOCK
+        with explained_writing(path):
+            fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            try:
+                _check_free(fd, path)
+                _write(fd, json.dumps(Holder(platform.node(), os.getpid())))
+            except BaseException:
+                os.close(fd)
+                raise
+        return cls(fd)
+
+    def release(self) -> None:
+        if self._fd is not None and self._pid == os.getpid():  # not in a fork
+            with suppress(OSError):
+                _write(self._fd, "")
+            os.close(self._fd)
+        self._fd = None
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _check_free(fd: int, path: Path) -> None:
+    holder, advice = _holder(fd), ""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        pass
+    except OSError:  # a file system without locks
+        if holder is None or not holder.may_live:
+            return
+        advice = f"; if it is gone, remove {path}"
+    who = f"process {holder.pid} on {holder.host}" if holder else "just started"
+    raise ConfigError(
+        f"another run writes into {path.parent} ({who}): stop it, or choose another folder with "
+        f"--folder{advice}"
+    )
+
+
+def _holder(fd: int) -> Holder | None:
+    try:
+        host, pid = json.loads(os.pread(fd, 1000, 0))
+    except (ValueError, TypeError):
+        return None
+    return Holder(str(host), int(pid))
+
+
+def _write(fd: int, text: str) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode(), 0)

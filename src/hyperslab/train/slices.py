@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from hyperslab.io.info.slices import has_long_tail
 from hyperslab.nn import gather
+from hyperslab.train.figures import CLASS_COLOURS, count_whole, new_figure, save_figure
 from hyperslab.train.fitting import IGNORED, Values
-from hyperslab.train.plotting import CLASS_COLOURS, count_whole, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,24 +4,78 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
+from hyperslab.io import Dataset
 from hyperslab.nn import Slab
-from hyperslab.train.batch import Batch
+from hyperslab.store import Loader
 from hyperslab.train.config import TaskConfig
 from hyperslab.train.fitting import Values, fit_weight, num_classes
 from hyperslab.train.losses import COUNTED, ENTROPIES, LOSSES, OwnLoss, check_loss, label_count
 from hyperslab.train.metrics import WeightedMean
+from hyperslab.train.slices import Picture, draw_pictures
 
 _log = logging.getLogger("hyperslab")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    x: Slab
+    target: Slab | None = None
+    weight: Slab | None = None
+    """One number a sample."""
+
+    @property
+    def num_samples(self) -> int:
+        """Over all ranks."""
+        return self.x.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Which array of a dataset is the sample, which its target, which its weight."""
+
+    sample: str
+    target: str | None
+    weight: str | None
+
+    @classmethod
+    def of(cls, dataset: Dataset, task: TaskConfig) -> Roles:
+        sample, *others = (name for name in dataset.arrays if name != dataset.stats)
+        for key in ("target", "weight"):
+            name = getattr(task, key)
+            if name is not None and name not in others:
+                raise ConfigError(
+                    f"task.{key} = {name!r} is not among the targets of the data, which are "
+                    f"{', '.join(others) or 'none'}: name it in data.target too"
+                )
+        free = [name for name in others if name != task.weight]
+        target = task.target or (free[0] if free else None)
+        if task.kind == "reconstruction":
+            target = None
+        elif target is None:
+            raise ConfigError(
+                f"task.kind = {task.kind!r} needs a target, and the data has the sample "
+                f"{sample!r} alone: name the array to learn in data.target"
+            )
+        return cls(sample, target, task.weight)
+
+    def batch(self, arrays: Mapping[str, Slab]) -> Batch:
+        return Batch(
+            arrays[self.sample],
+            None if self.target is None else arrays[self.target],
+            None if self.weight is None else arrays[self.weight],
+        )
 
 
 class Task(ABC):
@@ -29,6 +83,7 @@ class Task(ABC):
 
     losses: ClassVar[tuple[str, ...]]
     """The names of those that suit it, the usual one first."""
+    meters: ClassVar[type[Meter]]
     best_by: ClassVar[str]
     has_classes: ClassVar[bool] = False
     higher_is_better: bool
@@ -87,9 +142,9 @@ class Task(ABC):
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         """Output and target as losses and scores compare them; raises if that makes no sense."""
 
-    @abstractmethod
     def meter(self) -> Meter:
         """A new one."""
+        return self.meters(self)
 
     def _class_weights_on(self, output: Values) -> Tensor | None:
         if not self._class_weights.numel():
@@ -111,6 +166,8 @@ class Meter(ABC):
         self.task = task
         self.names: Sequence[str] = task.names
         self._loss = WeightedMean()
+        self._pictures: list[Picture] = []
+        """Of the first sample."""
         self._mesh: Mesh | None = None
         self._is_scored = True
 
@@ -157,15 +214,19 @@ class Meter(ABC):
 
     @abstractmethod
     def look(self, output: Values, target: Values, batch: Batch) -> None:
-        """Keeps what is drawn of the first batch. Collective."""
+        """Keeps the pictures that are drawn of the first batch. Collective."""
 
     @abstractmethod
     def count(self) -> dict[str, float]:
         """All scores but the loss."""
 
-    @abstractmethod
     def draw(self, folder: Path) -> list[Path]:
         """Writes figures into ``folder``; no communication, so that rank 0 may do it alone."""
+        return draw_pictures(self._pictures, folder / "sample.png", self._remarks())
+
+    def _remarks(self) -> list[str]:
+        """What is known of the first sample."""
+        return []
 
 
 def weight_of(batch: Batch) -> Values | None:
@@ -173,10 +234,8 @@ def weight_of(batch: Batch) -> Values | None:
 
 
 def make_task(config: TaskConfig) -> Task:
-    from hyperslab.train.classification import Classification
-    from hyperslab.train.reconstruction import Reconstruction
-    from hyperslab.train.regression import Regression
-    from hyperslab.train.segmentation import Segmentation
+    from hyperslab.train.classification import Classification, Segmentation
+    from hyperslab.train.regression import Reconstruction, Regression
 
     kinds: dict[str, type[Task]] = {
         "regression": Regression,
@@ -185,3 +244,34 @@ def make_task(config: TaskConfig) -> Task:
         "reconstruction": Reconstruction,
     }
     return kinds[config.kind](config)
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Loader,
+    task: Task,
+    roles: Roles,
+    context: AbstractContextManager[object],
+    *,
+    is_stopped: Callable[[], object] = lambda: False,
+) -> Meter | None:
+    """The meter of one pass over ``loader``; None if ``is_stopped`` said so after some batch.
+
+    Collective over all ranks, as is ``is_stopped``.
+    """
+    meter, modes = task.meter(), {part: part.training for part in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            for arrays in loader:
+                batch = roles.batch(arrays)
+                with context:
+                    output = model(batch.x)
+                    loss = task.loss(output, batch)
+                meter.add(output, batch, loss)
+                if is_stopped():
+                    return None
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return meter

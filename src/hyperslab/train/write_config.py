@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import os
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from datetime import date, time
 from functools import cache
 
+from hyperslab.errors import ConfigError
 from hyperslab.train import config as config_module
 from hyperslab.train.config import Config
-from hyperslab.train.config_values import NONE
-from hyperslab.train.toml_text import toml_key, toml_value
+
+NONE = "none"
+"""The word that says None, which TOML has no word for, where None is welcome."""
 
 _WIDTH = 98
 
@@ -58,3 +64,39 @@ def _texts(cls: ast.ClassDef) -> dict[str, str]:
             ):
                 found[name] = text
     return found
+
+
+# Values as TOML text, which Python's library reads but does not write
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def toml_value(value: object) -> str:
+    """``value`` on one line.
+
+    >>> toml_value({"size": 64, "betas": [0.9, 0.99], "name": "a b"})
+    '{size = 64, betas = [0.9, 0.99], name = "a b"}'
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        pairs = (f"{toml_key(str(name))} = {toml_value(each)}" for name, each in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return _quoted(os.fspath(value) if isinstance(value, os.PathLike) else str(value))
+
+
+def toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{text!a} is not text that can be written: use names in UTF-8")
+    # The escapes of JSON are those of TOML, which allows no raw DEL either.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

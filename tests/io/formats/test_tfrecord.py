@@ -14,8 +14,7 @@ from hyperslab.io.formats.tf_example import NotAnExample, decode_list, read_feat
 from hyperslab.io.formats.tfrecord import RecordFile, TFRecord, masked
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
-from hyperslab.testing.specimens import read
-from hyperslab.testing.tfrecords import example, field, framed, varint, write_records
+from hyperslab.testing.specimens import example, field, framed, read, varint, write_records
 
 
 class TestTFRecord(ReaderContract):

@@ -9,7 +9,10 @@ command it also tries rules of your own:
 It needs what PyTorch's own tests need: ``pip install hyperslab[test]``.
 """
 
-from hyperslab.testing.sweep.findings import Findings as Findings, Trial as Trial
-from hyperslab.testing.sweep.page import recorded as recorded, rendered as rendered
-from hyperslab.testing.sweep.ranks import Effort as Effort
-from hyperslab.testing.sweep.sweep import sweep as sweep
+from hyperslab.testing.sweep.findings import (
+    Findings as Findings,
+    Trial as Trial,
+    recorded as recorded,
+    rendered as rendered,
+)
+from hyperslab.testing.sweep.sweep import Effort as Effort, sweep as sweep

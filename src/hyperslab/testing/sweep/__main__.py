@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hyperslab.cli.output import progress_bar
 from hyperslab.errors import ConfigError
-from hyperslab.testing.sweep import Effort, Findings, rendered, sweep
+from hyperslab.testing.sweep import Effort, rendered, sweep
 from hyperslab.testing.sweep.findings import WRONG
 
 THOROUGH = Effort(samples=10_000, trials=1_000_000, call_seconds=7200)
@@ -28,7 +27,9 @@ def main(
     if write and operators:
         raise click.UsageError("--write writes the table of all operators: name none")
     try:
-        findings = _sweep_with_progress(operators, THOROUGH if thorough else Effort(), modules)
+        with progress_bar("operators") as progress:
+            effort = THOROUGH if thorough else Effort()
+            findings = sweep(operators or None, effort, modules=modules, on_progress=progress)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     for trial in findings.of(WRONG):
@@ -38,20 +39,6 @@ def main(
         sys.exit(1)
     if write:
         write.write_text(rendered(findings))
-
-
-def _sweep_with_progress(
-    operators: tuple[str, ...], effort: Effort, modules: tuple[str, ...]
-) -> Findings:
-    columns = (TextColumn("operators"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("operators", total=None)
-        return sweep(
-            operators or None,
-            effort,
-            modules=modules,
-            on_progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
 
 
 if __name__ == "__main__":

@@ -22,9 +22,8 @@ from hyperslab.errors import CommError, HyperslabError, UnsupportedOp
 from hyperslab.layout import Box, Cuts, Layout, Split
 from hyperslab.nn.adopt import Adopted
 from hyperslab.nn.slab import is_slab
-from hyperslab.testing.sweep.arguments import Sample
+from hyperslab.testing.sweep.arguments import AXIS, Cut, Placement, Sample
 from hyperslab.testing.sweep.findings import REFUSED, RIGHT, WRONG
-from hyperslab.testing.sweep.placement import AXIS, Cut, Placement
 from hyperslab.torch_private import tree_flatten, tree_leaves
 
 _TOLERANCES = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}

@@ -15,7 +15,7 @@ from hyperslab.io.formats.hdf5.filters import (
     checked,
     unshuffled,
 )
-from hyperslab.testing.mutations import mutated
+from hyperslab.testing.fuzz_readers import mutated
 from hyperslab.testing.specimens import numbered
 
 GZIP = FilterSpec(1, (4,), "deflate")

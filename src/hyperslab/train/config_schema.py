@@ -1,0 +1,278 @@
+"""What a configuration may hold: its keys, their values, and words for what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hyperslab.errors import ConfigError
+from hyperslab.train.config import Config
+from hyperslab.train.write_config import NONE, toml_value
+
+# Keys, and what a wrong one was meant to be
+
+ALIASES = {
+    "learning_rate": "optimizer.lr",
+    "betas": "optimizer.options.betas",
+    "momentum": "optimizer.options.momentum",
+    "nesterov": "optimizer.options.nesterov",
+    "eps": "optimizer.options.eps",
+    "optim": "optimizer",
+    "scheduler": "schedule",
+    "path": "data.files",
+    "paths": "data.files",
+    "num_workers": "data.threads",
+    "workers": "data.threads",
+    "max_steps": "train.steps",
+    "max_epochs": "train.epochs",
+    "dtype": "train.precision",
+    "amp": "train.precision",
+    "bf16": "train.precision",
+    "grad_clip": "train.clip",
+    "clip_grad_norm": "train.clip",
+    "output": "run.folder",
+    "out": "run.folder",
+    "gpus": "mesh.sample",
+    "ranks": "mesh.sample",
+    "base": "base at the top of a file",
+}
+"""What other programs call our settings."""
+
+
+@cache
+def tables() -> Mapping[str, type]:
+    """The tables of a configuration, and the class of each."""
+    return get_type_hints(Config)
+
+
+@cache
+def settings(table: str) -> Mapping[str, Any]:
+    """The settings in a table, and the annotation of each."""
+    return get_type_hints(tables()[table])
+
+
+@cache
+def required() -> tuple[tuple[str, str], ...]:
+    """Tables and names of the settings that have no default."""
+    return tuple(
+        (table, setting.name)
+        for table, cls in tables().items()
+        for setting in fields(cls)
+        if setting.default is MISSING and setting.default_factory is MISSING
+    )
+
+
+def nearest_table(name: str) -> str | None:
+    """The table that ``name`` was meant to be, in brackets, or None."""
+    near = ALIASES.get(name) if ALIASES.get(name) in tables() else None
+    near = near or next(iter(get_close_matches(name, tables(), 1)), None)
+    return f"[{near}]" if near else None
+
+
+def nearest_key(table: str, name: str) -> str | None:
+    """The key that ``name`` in ``table`` was meant to be, or None.
+
+    >>> nearest_key("data", "batch_sise"), nearest_key("train", "lr")
+    ('data.batch_size', 'optimizer.lr')
+    """
+    here = settings(table) if table in tables() else {}
+    if found := get_close_matches(name, here, 1, cutoff=0.8):
+        return f"{table}.{found[0]}"
+    if name in ALIASES and ALIASES[name] != table:
+        return ALIASES[name]
+    for cutoff in (1.0, 0.7):
+        if found := get_close_matches(name, _all_names(), 1, cutoff):
+            return _all_names()[found[0]]
+    found = get_close_matches(name, here, 1)
+    return f"{table}.{found[0]}" if found else None
+
+
+@cache
+def _all_names() -> Mapping[str, str]:
+    """The key of each name; of equal names, that in the first table."""
+    keys = [(table, name) for table in tables() for name in settings(table)]
+    return {name: f"{table}.{name}" for table, name in reversed(keys)}
+
+
+# Values of a configuration, fitted to the annotations of its settings
+
+LARGEST = 2**63
+"""Whole numbers of TOML lie below it."""
+
+_SHOWN = 60
+
+_WORDS = {
+    str: ("a string", "strings"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "true or false"),
+}
+
+
+class MisfitError(Exception):
+    """A value that is not what an annotation asks for."""
+
+
+def fit(value: object, annotation: Any) -> Any:
+    """``value`` as ``annotation`` wants it: whole numbers as floats, lists as tuples.
+
+    Raises ``MisfitError``.
+    """
+    if value == NONE and accepts(annotation, NoneType):
+        return None
+    for member in members(annotation):
+        with suppress(MisfitError):
+            return _fit_member(value, member)
+    raise MisfitError
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation itself."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def accepts(annotation: Any, wanted: Any) -> bool:
+    """Whether ``wanted`` is a member of ``annotation``, without regard to what it contains."""
+    return any((get_origin(each) or each) is wanted for each in members(annotation))
+
+
+def expected(annotation: Any, value: object) -> str:
+    """What ``annotation`` asks for, in words; ``value`` is what was given instead."""
+    words = [_words(member) for member in members(annotation)]
+    if isinstance(value, int | float) and not _is_in_range(value):
+        words = [_with_range(word) for word in words]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def shown(value: object) -> str:
+    """A value as TOML has it, cut where it is long."""
+    text = toml_value(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
+def _fit_member(value: object, member: Any) -> Any:
+    outer = get_origin(member) or member
+    if outer is Any:
+        return value
+    if outer is float:
+        return _finite(value)
+    if outer is Sequence and isinstance(value, list | tuple):
+        return tuple(fit(each, get_args(member)[0]) for each in value)
+    if outer is Mapping and isinstance(value, Mapping):
+        return {str(name): fit(each, get_args(member)[1]) for name, each in value.items()}
+    if type(value) is not outer or (outer is int and not _is_in_range(value)):
+        raise MisfitError
+    return value
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not _is_in_range(value):
+        raise MisfitError
+    return float(value)  # type: ignore[arg-type]
+
+
+def _is_in_range(value: Any) -> bool:
+    return math.isfinite(value) if isinstance(value, float) else -LARGEST <= value < LARGEST
+
+
+def _with_range(word: str) -> str:
+    return {"a number": "a finite number", "a whole number": "a whole number of 64 bits"}.get(
+        word, word
+    )
+
+
+def _words(member: Any) -> str:
+    if member is NoneType:
+        return f'"{NONE}"'
+    outer = get_origin(member) or member
+    if outer is Sequence:
+        return f"a list of {_WORDS[get_args(member)[0]][1]}"
+    if outer is Mapping:
+        inner = get_args(member)[1]
+        return "a table" if inner is Any else f"a table of {_WORDS[inner][1]}"
+    return (
+        "a string, a number, true or false, a list or a table" if outer is Any else _WORDS[outer][0]
+    )
+
+
+# Tables of settings: checked, and laid over each other
+
+MERGED = ("options", "beside", "validation_beside", "test_beside")
+"""Settings that are tables of independent entries; others, such as ``normalize``, are one value."""
+
+Tables = dict[str, dict[str, Any]]
+"""Settings by table and name."""
+
+
+def checked_tables(content: Mapping[str, Any], origin: str) -> Tables:
+    """The settings of a file as their annotations want them; ``origin`` begins every error."""
+    found: Tables = {}
+    for table, pairs in content.items():
+        check_table(table, pairs, origin)
+        found[table] = {
+            name: checked_value(table, name, value, origin) for name, value in pairs.items()
+        }
+    return found
+
+
+def check_table(table: str, pairs: object, origin: str) -> None:
+    if table in tables():
+        if not isinstance(pairs, Mapping):
+            raise ConfigError(
+                f"{origin}: {table} must be a table of settings, such as [{table}] or "
+                f"{table}.{next(iter(settings(table)))} = ..., got {shown(pairs)}"
+            )
+        return
+    if isinstance(pairs, Mapping):
+        near, what = nearest_table(table), f"table [{table}]"
+    else:
+        near, what = nearest_key("", table), f"setting {table}"
+    advice = f"did you mean {near}?" if near else f"the tables are {', '.join(tables())}"
+    raise ConfigError(f"{origin}: there is no {what} (got {shown(pairs)}): {advice}")
+
+
+def checked_value(table: str, name: str, value: object, origin: str, *typed: str) -> Any:
+    """``value``, or, where a string is welcome, as it was ``typed``: 2024 may well be a file."""
+    annotation = annotation_of(table, name, value, origin)
+    for candidate in (value, *(typed if accepts(annotation, str) else ())):
+        with suppress(MisfitError):
+            return fit(candidate, annotation)
+    wanted = expected(annotation, value)
+    raise ConfigError(f"{origin}: {table}.{name} must be {wanted}, got {shown(value)}")
+
+
+def annotation_of(table: str, name: str, value: object, origin: str) -> Any:
+    """The annotation of a setting; raises if there is no such setting."""
+    if name in settings(table):
+        return settings(table)[name]
+    near = nearest_key(table, name)
+    advice = f"did you mean {near}?" if near else f"[{table}] has {', '.join(settings(table))}"
+    raise ConfigError(
+        f"{origin}: there is no setting {table}.{name} (got {shown(value)}): {advice}"
+    )
+
+
+def merged(base: Tables, over: Tables) -> Tables:
+    """``base`` with the settings of ``over`` in place of its own; options are merged."""
+    found = {table: dict(pairs) for table, pairs in base.items()}
+    for table, pairs in over.items():
+        mine = found.setdefault(table, {})
+        forget_options(mine, pairs.get("name"))
+        for name, value in pairs.items():
+            old = mine.get(name)
+            merge = name in MERGED and isinstance(old, dict) and isinstance(value, dict)
+            mine[name] = {**(old or {}), **value} if merge else value
+    return found
+
+
+def forget_options(pairs: dict[str, Any], name: str | None) -> None:
+    """Drops options that belong to what ``pairs`` names, if it is to be another ``name``."""
+    if name is not None and pairs.get("name") not in (None, name):
+        pairs.pop("options", None)
