@@ -8,10 +8,8 @@ import dataclasses
 import os
 import random
 import sys
-import tempfile
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from hyperslab.comm.fetch import fetch, post_fetch
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
+from hyperslab.testing.host_gpus import make_host_memory, share_host_memory
 from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 ON_GPU = torch.cuda.is_available()
@@ -63,23 +62,12 @@ def meet(axes, timeout_seconds=100.0):
         return dataclasses.replace(mesh, transport=short)
     use_triton_interpreter()
     mesh = hs.init(**axes, device="cpu")
-    memory = memory_of_the_host(mesh, shared_nbytes(mesh.num_ranks, SLOT))
+    own = make_host_memory(shared_nbytes(mesh.num_ranks, SLOT))
+    memory = SharedMemory(own, *share_host_memory(own, mesh.group))
     timeout = timedelta(seconds=timeout_seconds)
     return dataclasses.replace(
         mesh, transport=DeviceTransport(memory, mesh.rank, SLOT), timeout=timeout
     )
-
-
-def memory_of_the_host(mesh, nbytes):
-    folder = [tempfile.mkdtemp() if mesh.rank == 0 else None]
-    dist.broadcast_object_list(folder, group=mesh.group)
-    files = [Path(folder[0]) / str(rank) for rank in range(mesh.num_ranks)]
-    files[mesh.rank].write_bytes(bytes(nbytes))
-    dist.barrier(group=mesh.group)
-    maps = [torch.from_file(str(f), shared=True, size=nbytes, dtype=torch.uint8) for f in files]
-    dist.barrier(group=mesh.group)
-    files[mesh.rank].unlink()
-    return SharedMemory(maps[mesh.rank], [each.data_ptr() for each in maps], maps)
 
 
 def draw_layout(rng, mesh, shape):
@@ -363,5 +351,5 @@ def test_all_ranks_are_told_why_there_is_no_device_transport(two):
     for no_gpu, unknown, different in two.run(check_refusals):
         assert no_gpu.startswith("ConfigError: transport='device' needs GPUs of one node")
         assert "rank 0: its device is cpu" in no_gpu
-        assert "one of auto, device, host, got 'nvlink'" in unknown
+        assert "one of auto, device, nccl, host, got 'nvlink'" in unknown
         assert "different transports: rank 0 for 'host', rank 1 for 'auto'" in different
