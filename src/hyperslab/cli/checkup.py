@@ -9,6 +9,7 @@ import re
 import warnings
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,11 @@ class Report:
         return [check for check in self.checks if not check.ok]
 
     def to_json(self) -> str:
-        content = asdict(self) | {"checks": [check._asdict() for check in self.checks]}
+        checks = [check._asdict() for check in self.checks]
+        for check in checks:
+            if not check["figures"]:
+                del check["figures"]
+        content = asdict(self) | {"checks": checks}
         return json.dumps({"ok": not self.failures, **content}, indent=2)
 
 
@@ -90,6 +95,7 @@ def _examine_gpus(report: Report, machine: Machine) -> None:
     if checks and all(check.ok for check in checks):
         machine["gpus"] = find_gpus()
         report.checks += [check_convolutions(index) for index in range(len(machine["gpus"]))]
+        report.notes += _find_unreachable(len(machine["gpus"]))
     if not checks:
         report.notes.append(_why_no_gpu())
 
@@ -211,6 +217,20 @@ def check_convolutions(index: int) -> Check:
         f"{len(verdict.errors)} ways to compute in bf16, fp16, TF32 and float32 agree "
         f"({verdict.seconds:.1f} s)",
     )
+
+
+def _find_unreachable(num_gpus: int) -> list[str]:
+    """A note of the GPUs whose ranks cannot write into each other's memory."""
+    import torch
+
+    pairs = [
+        f"{one} and {other}"
+        for one, other in combinations(range(num_gpus), 2)
+        if not torch.cuda.can_device_access_peer(one, other)
+    ]
+    if not pairs:
+        return []
+    return [f"ranks on GPUs {', '.join(pairs)} cannot reach each other's memory and use NCCL"]
 
 
 def _why_no_gpu() -> str:
