@@ -1,12 +1,10 @@
-"""The device transport without a GPU: by kernels that Triton interprets, in host memory.
-
-Time is counted there in polls of a word, one for each nanosecond of the time-out.
-"""
+"""The device transport without a GPU: by kernels that Triton interprets, in host memory."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +13,12 @@ from torch import Tensor
 
 from hyperslab.comm import device_setup, join
 from hyperslab.comm.device_setup import Place
+from hyperslab.comm.device_transport import DeviceTransport, Incoming
+from hyperslab.layout import Assembly, Message
 from hyperslab.testing.triton_interpreter import use_triton_interpreter
+
+POLL_NANOSECONDS = 2_000_000
+"""What a look at the word of another rank takes at most, on a busy machine."""
 
 _files: dict[int, str] = {}
 """Where memory that is yet to be shared lies, by its address."""
@@ -41,6 +44,30 @@ def share_host_memory(memory: Tensor, group: dist.ProcessGroup) -> tuple[list[in
     return [each.data_ptr() for each in maps], maps
 
 
+class HostTransport(DeviceTransport):
+    """One whose kernels have no clock: they count how often they look for another rank."""
+
+    def post_boxes(
+        self,
+        x: Tensor,
+        boxes: Assembly,
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        limit: int,
+    ) -> Incoming:
+        return super().post_boxes(x, boxes, sends, receives, limit // POLL_NANOSECONDS)
+
+    def post_pieces(
+        self,
+        pieces: Sequence[Tensor],
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        dtype: torch.dtype,
+        limit: int,
+    ) -> Incoming:
+        return super().post_pieces(pieces, sends, receives, dtype, limit // POLL_NANOSECONDS)
+
+
 def _map(name: str, nbytes: int) -> Tensor:
     return torch.from_file(name, shared=True, size=nbytes, dtype=torch.uint8)
 
@@ -59,5 +86,7 @@ def use_host_gpus(*, shared: bool = False) -> None:
 
     vars(join).update(find_place=find_place)
     vars(device_setup).update(
-        make_symmetric_memory=make_host_memory, share_symmetric_memory=share_host_memory
+        make_symmetric_memory=make_host_memory,
+        share_symmetric_memory=share_host_memory,
+        DeviceTransport=HostTransport,
     )
