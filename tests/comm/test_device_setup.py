@@ -48,8 +48,11 @@ def on_two(body, *args, **kwargs):
 def pooled_rightly(mesh):
     x = seeded(1, 2, 8, 4, 4).to(mesh.device)
     pool = torch.nn.functional.avg_pool3d
-    found = hs.gather(pool(hs.shard(x, mesh), 3, 1, 1))
-    return torch.allclose(found, pool(x, 3, 1, 1), rtol=1e-12, atol=1e-12)
+    ours, right = pool(hs.shard(x, mesh), 3, 1, 1), pool(x, 3, 1, 1)
+    on_host = hs.gather(ours.cpu())
+    assert on_host.device.type == "cpu"
+    torch.testing.assert_close(on_host, right.cpu(), rtol=1e-12, atol=1e-12)
+    return torch.allclose(hs.gather(ours), right, rtol=1e-12, atol=1e-12)
 
 
 def choose(transports, device):

@@ -260,6 +260,30 @@ def test_a_peer_that_never_sends_ends_in_an_error():
     assert "rank 1 sent nothing in time" in told
 
 
+def check_giving_up():
+    """A rank that knows that the other is gone waits no longer, whatever the time-out."""
+    mesh = meet({"width": 2}, timeout_seconds=1000.0)
+    layout, _, exchange = halo_exchange(mesh, 5, 16, 3)
+    x = piece_of(seeded(5, 16), layout, mesh).to(mesh.device)
+    if mesh.rank == 1:
+        return ""
+    posted = post_fetch(x, exchange, mesh)
+    if ON_GPU:
+        posted.wait()  # which leaves it to the GPU
+    mesh.transport.give_up()
+    if ON_GPU:
+        torch.cuda.synchronize()
+    with pytest.raises(hs.CommError) as error:
+        posted.wait()
+    return str(error.value)
+
+
+def test_a_rank_that_has_given_up_waits_no_longer():
+    with Team(2, timeout_seconds=200) as team:
+        told, _ = team.run(check_giving_up)
+    assert "(this rank has given up)" in told
+
+
 def check_disagreement():
     """Ranks ask for different boxes of one shape."""
     mesh = meet({"width": 2}, timeout_seconds=2.0 if ON_GPU else 1e-6)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hyperslab.errors import ConfigError
 from hyperslab.kernels import faces
 from hyperslab.kernels.exchange import STATE_WORDS, Endpoint, Lane, Move, Run, Wait, run_tasks
 from hyperslab.kernels.face_plans import box_tasks, plan_room
@@ -229,6 +230,11 @@ class DeviceTransport:
         self, rounds: list[_Round], source: Tensor, wants: Shapes, dtype: torch.dtype
     ) -> Incoming:
         self.check()
+        if source.device != self.memory.own.device:
+            raise ConfigError(
+                f"a tensor on {source.device} cannot be sent between ranks whose device is "
+                f"{self.memory.own.device}: move it there first"
+            )
         self._keep_order()
         incoming = Incoming(self, wants, dtype)
         for each in rounds:
