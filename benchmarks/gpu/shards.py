@@ -91,7 +91,7 @@ def measure_shards(
     torch.backends.cudnn.benchmark = False
     every = shards(make_networks(small=small))
     numbers = [number for number, shard in enumerate(every) if wanted(*shard)]
-    if device.type == "cuda" and not small:
+    if device.type == "cuda" and not small and not record.is_over:
         run_ahead(compile_shard, numbers, seconds=COMPILE_SECONDS)
     for network, axes in [every[number] for number in numbers]:
         name = f"{network.name} {network.case}"

@@ -277,4 +277,7 @@ def mps(tmp_path):
 def test_ranks_under_mps_end_too_and_mps_keeps_none_of_them(nothing_left, tmp_path, mps):
     environment, ask = mps
     assert_ended(tmp_path, "cuda", environment)
-    assert [ask(f"get_client_list {server}") for server in ask("get_server_list")] == [[]]
+    servers = ask("get_server_list")
+    assert {server: ask(f"get_client_list {server}") for server in servers} == {
+        server: [] for server in servers
+    }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -217,7 +218,7 @@ class DeviceTransport:
         """
         if self._report[0] == 0:
             self._report[0] = _GAVE_UP
-            with torch.cuda.stream(self._beside):
+            with suppress(RuntimeError), torch.cuda.stream(self._beside):  # the GPU may have failed
                 self._endpoint.state[:1].fill_(_GAVE_UP)
 
     def take_oldest(self) -> None:
