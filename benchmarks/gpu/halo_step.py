@@ -44,7 +44,7 @@ def trace_step(
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if use_fused and device.type == "cuda":
         fused.FASTER_ON.add(torch.cuda.get_device_capability(device))
-    mesh = hs.init(**axes, device=device, timeout_seconds=120)
+    mesh = hs.init(**axes, device=device, timeout_seconds=120, transport="host")
     step = _make_step(mesh, size, width)
     name = "-".join(f"{axis}{num}" for axis, num in axes.items())
     path = Path(folder) / f"{name}_rank{mesh.rank}.json"

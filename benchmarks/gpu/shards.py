@@ -3,7 +3,7 @@
 import gc
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import product
 from typing import NamedTuple
@@ -78,14 +78,22 @@ def compile_shard(number: int) -> None:
     _release(device)
 
 
-def measure_shards(device: torch.device, record: Record, *, small: bool) -> None:
+def measure_shards(
+    device: torch.device,
+    record: Record,
+    *,
+    small: bool,
+    wanted: Callable[[Network, dict[str, int]], bool] = lambda network, axes: True,
+) -> None:
+    """Of a network whose shards are ``wanted``, the whole must be, and is the first of them."""
     models: dict[str, nn.Module] = {}
     whole: dict[str, float] = {}
     torch.backends.cudnn.benchmark = False
     every = shards(make_networks(small=small))
-    if device.type == "cuda" and not small:
-        run_ahead(compile_shard, range(len(every)), seconds=COMPILE_SECONDS)
-    for network, axes in every:
+    numbers = [number for number, shard in enumerate(every) if wanted(*shard)]
+    if device.type == "cuda" and not small and not record.is_over:
+        run_ahead(compile_shard, numbers, seconds=COMPILE_SECONDS)
+    for network, axes in [every[number] for number in numbers]:
         name = f"{network.name} {network.case}"
         found: Found = {"network": name, "axes": axes, "ranks": math.prod(axes.values())}
         if record.is_over:

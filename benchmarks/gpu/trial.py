@@ -173,7 +173,7 @@ def measure(
             best = found
         elif found:
             failures.append(found)
-        if not _release(device):
+        if not release(device):
             break
     return best or (failures or ["no setting could be measured"])[0]
 
@@ -188,7 +188,7 @@ def measure_plain(
     torch.backends.cudnn.benchmark = False
     with float32_products("fp32"):
         exact = Trial(replace(case, precision="fp32"), SETTINGS[0], device, None).first_step()
-    _release(device)
+    release(device)
     return replace(found, exact=exact)
 
 
@@ -205,7 +205,7 @@ def measure_in_turns(
     with float32_products("tf32"):
         trials = [Trial(case, side.setting, device, side.ours) for side in sides]
         found = _take_turns(trials, sides, min(40, max(2, round(seconds * 1e3 / longest))))
-    _release(device)
+    release(device)
     return [
         replace(
             side,
@@ -253,12 +253,12 @@ def _first_that_runs(
         except Exception as error:  # noqa: BLE001 - whatever fails is told in the table
             words = (str(error).splitlines() or [""])[0]
             failures.append(f"{setting}: {type(error).__name__}: {words}")
-        if not _release(device):
+        if not release(device):
             break
     return failures[0]
 
 
-def _release(device: torch.device) -> bool:
+def release(device: torch.device) -> bool:
     """Gives memory back; false where a kernel has crashed, after which nothing runs any more."""
     gc.collect()
     if device.type == "cuda":

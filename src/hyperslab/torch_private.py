@@ -190,18 +190,24 @@ def offset_of_shard(tensor: DTensor) -> tuple[int, ...]:
     return tuple(compute_local_shape_and_global_offset(*place)[1])
 
 
-def make_symmetric_memory(
-    nbytes: int, device: torch.device, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, list[int], object]:
-    """Memory on ``device``, where that of each rank of ``group`` lies, and what keeps all of it.
+def make_symmetric_memory(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Memory on ``device`` that ranks can share. Symmetric memory has no public name."""
+    from torch.distributed import _symmetric_memory as symmetric_memory
 
-    Collective over ``group``. Symmetric memory has no public name.
+    return symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def share_symmetric_memory(
+    memory: torch.Tensor, group: dist.ProcessGroup
+) -> tuple[list[int], object]:
+    """Where the memory of each rank of ``group`` lies, and what keeps all of it.
+
+    Collective over ``group``.
     """
     from torch.distributed import _symmetric_memory as symmetric_memory
 
-    memory = symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
     handle = symmetric_memory.rendezvous(memory, group.group_name)
-    return memory, list(handle.buffer_ptrs), handle
+    return list(handle.buffer_ptrs), handle
 
 
 def release_graph_pool(device_index: int, pool: Any) -> None:

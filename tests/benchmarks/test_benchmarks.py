@@ -19,6 +19,7 @@ SMALL = {
     "gpu_exchange.py": ["--small"],
     "gpu_halo.py": ["--small"],
     "gpu_kernels.py": ["--small"],
+    "gpu_split.py": ["--small"],
     "gpu_step.py": ["--small"],
     "halo_conv.py": ["--sizes", "16", "--rounds", "2"],
     "loader.py": ["--shape", "2x4x8x8", "--samples", "4", "--rounds", "1"],

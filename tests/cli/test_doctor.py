@@ -121,6 +121,13 @@ def one_gpu(selftest, monkeypatch):
     monkeypatch.setattr(doctor, "find_gpus", lambda: [{"name": "H", "memory_nbytes": 2**30}])
 
 
+@pytest.mark.parametrize("reach", [True, False])
+def test_gpus_that_do_not_reach_each_other_are_noted(reach, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reach or not one)
+    words = "ranks on GPUs 1 and 2 cannot reach each other's memory and use NCCL"
+    assert doctor._find_unreachable(3) == ([] if reach else [words])
+
+
 def test_convolutions_of_the_gpu_are_checked(one_gpu, monkeypatch):
     found = Verdict({"bf16 contiguous forward": 0.001, "fp16 contiguous forward": 0.0}, 0.7)
     monkeypatch.setattr(conv_check, "check", lambda device: found)
@@ -162,3 +169,7 @@ def test_the_real_doctor_under_a_launcher_ignores_its_ranks():
     for what in ("all_reduce", "conv3d"):
         check = {"name": f"cpu: {what}", "ok": True, "detail": "2 ranks agree"}
         assert check in report["checks"]
+    exchange = report["checks"][-1]
+    assert exchange["name"] == "cpu: exchange"
+    assert exchange["detail"].startswith("by gloo: ")
+    assert list(exchange["figures"]["exchanges"]) == ["64 KiB", "1 MiB"]

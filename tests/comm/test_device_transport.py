@@ -8,10 +8,8 @@ import dataclasses
 import os
 import random
 import sys
-import tempfile
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from hyperslab.comm.fetch import fetch, post_fetch
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
+from hyperslab.testing.host_gpus import make_host_memory, share_host_memory
 from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 ON_GPU = torch.cuda.is_available()
@@ -63,23 +62,12 @@ def meet(axes, timeout_seconds=100.0):
         return dataclasses.replace(mesh, transport=short)
     use_triton_interpreter()
     mesh = hs.init(**axes, device="cpu")
-    memory = memory_of_the_host(mesh, shared_nbytes(mesh.num_ranks, SLOT))
+    own = make_host_memory(shared_nbytes(mesh.num_ranks, SLOT))
+    memory = SharedMemory(own, *share_host_memory(own, mesh.group))
     timeout = timedelta(seconds=timeout_seconds)
     return dataclasses.replace(
         mesh, transport=DeviceTransport(memory, mesh.rank, SLOT), timeout=timeout
     )
-
-
-def memory_of_the_host(mesh, nbytes):
-    folder = [tempfile.mkdtemp() if mesh.rank == 0 else None]
-    dist.broadcast_object_list(folder, group=mesh.group)
-    files = [Path(folder[0]) / str(rank) for rank in range(mesh.num_ranks)]
-    files[mesh.rank].write_bytes(bytes(nbytes))
-    dist.barrier(group=mesh.group)
-    maps = [torch.from_file(str(f), shared=True, size=nbytes, dtype=torch.uint8) for f in files]
-    dist.barrier(group=mesh.group)
-    files[mesh.rank].unlink()
-    return SharedMemory(maps[mesh.rank], [each.data_ptr() for each in maps], maps)
 
 
 def draw_layout(rng, mesh, shape):
@@ -272,6 +260,30 @@ def test_a_peer_that_never_sends_ends_in_an_error():
     assert "rank 1 sent nothing in time" in told
 
 
+def check_giving_up():
+    """A rank that knows that the other is gone waits no longer, whatever the time-out."""
+    mesh = meet({"width": 2}, timeout_seconds=1000.0)
+    layout, _, exchange = halo_exchange(mesh, 5, 16, 3)
+    x = piece_of(seeded(5, 16), layout, mesh).to(mesh.device)
+    if mesh.rank == 1:
+        return ""
+    posted = post_fetch(x, exchange, mesh)
+    if ON_GPU:
+        posted.wait()  # which leaves it to the GPU
+    mesh.transport.give_up()
+    if ON_GPU:
+        torch.cuda.synchronize()
+    with pytest.raises(hs.CommError) as error:
+        posted.wait()
+    return str(error.value)
+
+
+def test_a_rank_that_has_given_up_waits_no_longer():
+    with Team(2, timeout_seconds=200) as team:
+        told, _ = team.run(check_giving_up)
+    assert "(this rank has given up)" in told
+
+
 def check_disagreement():
     """Ranks ask for different boxes of one shape."""
     mesh = meet({"width": 2}, timeout_seconds=2.0 if ON_GPU else 1e-6)
@@ -363,5 +375,5 @@ def test_all_ranks_are_told_why_there_is_no_device_transport(two):
     for no_gpu, unknown, different in two.run(check_refusals):
         assert no_gpu.startswith("ConfigError: transport='device' needs GPUs of one node")
         assert "rank 0: its device is cpu" in no_gpu
-        assert "one of auto, device, host, got 'nvlink'" in unknown
+        assert "one of auto, device, nccl, host, got 'nvlink'" in unknown
         assert "different transports: rank 0 for 'host', rank 1 for 'auto'" in different

@@ -114,9 +114,9 @@ def test_an_operator_on_cuda_gives_the_numbers_of_one_process(team_and_axes, cas
         team.run(compare, case, axes, uneven, overlap)
 
 
-def train(axes, shard_weights):
+def train(axes, shard_weights, transport):
     torch.manual_seed(0)
-    mesh = hs.init(**axes, device="cuda", timeout_seconds=60)
+    mesh = hs.init(**axes, device="cuda", timeout_seconds=60, transport=transport)
     net = nn.Sequential(
         nn.Conv3d(2, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(inplace=True), nn.Dropout(0.2),
         nn.MaxPool3d(2), nn.Conv3d(8, 8, 3, 2, 1), nn.Flatten(), nn.Linear(8 * 4 * 4 * 4, 3),
@@ -134,12 +134,15 @@ def train(axes, shard_weights):
     return losses
 
 
+@pytest.mark.parametrize("transport", ["auto", "host"])
 @pytest.mark.parametrize("shard_weights", [False, True], ids=["ddp", "fsdp"])
-def test_training_on_ranks_that_share_the_gpu_gives_the_losses_of_one(team_and_axes, shard_weights):
+def test_training_on_ranks_that_share_the_gpu_gives_the_losses_of_one(
+    team_and_axes, shard_weights, transport
+):
     team, axes = team_and_axes
-    losses = team.run(train, axes, shard_weights)
+    losses = team.run(train, axes, shard_weights, transport)
     with Team(1, timeout_seconds=120) as alone:
-        (serial,) = alone.run(train, {}, False)
+        (serial,) = alone.run(train, {}, False, "auto")
     for theirs in losses:
         torch.testing.assert_close(theirs, serial, rtol=1e-9, atol=1e-9)
 

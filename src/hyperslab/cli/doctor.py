@@ -8,6 +8,7 @@ import re
 import warnings
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,8 @@ def doctor(as_json: bool) -> None:
 
     Shows versions, devices and the launcher, and runs a self-test: two local processes convolve a
     small tensor together and compare with one process, on CPUs, and on GPUs where there are any.
-    Under torchrun, srun or mpirun only rank 0 looks around.
+    They tell how their messages travel and what an exchange of 64 KiB and of 1 MiB costs. Under
+    torchrun, srun or mpirun only rank 0 looks around.
     """
     report = begin_report()
     if report.launch and report.launch.rank > 0:
@@ -138,8 +140,11 @@ class Report:
         return [check for check in self.checks if not check.ok]
 
     def to_dict(self) -> dict[str, Any]:
-        content = asdict(self) | {"checks": [check._asdict() for check in self.checks]}
-        return {"ok": not self.failures, **content}
+        checks = [check._asdict() for check in self.checks]
+        for check in checks:
+            if not check["figures"]:
+                del check["figures"]
+        return {"ok": not self.failures, **asdict(self), "checks": checks}
 
 
 def begin_report() -> Report:
@@ -175,6 +180,7 @@ def _examine_gpus(report: Report, machine: Machine) -> None:
     if checks and all(check.ok for check in checks):
         machine["gpus"] = find_gpus()
         report.checks += [check_convolutions(index) for index in range(len(machine["gpus"]))]
+        report.notes += _find_unreachable(len(machine["gpus"]))
     if not checks:
         report.notes.append(_why_no_gpu())
 
@@ -296,6 +302,20 @@ def check_convolutions(index: int) -> Check:
         f"{len(verdict.errors)} ways to compute in bf16, fp16, TF32 and float32 agree "
         f"({verdict.seconds:.1f} s)",
     )
+
+
+def _find_unreachable(num_gpus: int) -> list[str]:
+    """A note of the GPUs whose ranks cannot write into each other's memory."""
+    import torch
+
+    pairs = [
+        f"{one} and {other}"
+        for one, other in combinations(range(num_gpus), 2)
+        if not torch.cuda.can_device_access_peer(one, other)
+    ]
+    if not pairs:
+        return []
+    return [f"ranks on GPUs {', '.join(pairs)} cannot reach each other's memory and use NCCL"]
 
 
 def _why_no_gpu() -> str:

@@ -1,8 +1,11 @@
 """Two local ranks that compute a convolution together and compare it with one process.
 
+Then they measure what an exchange between them costs.
+
 ``run_selftest`` starts this module as a program, once a rank.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -14,11 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from hyperslab.cli.local_ranks import LAUNCHER_VARIABLES, LOOPBACK, reserve_port, torchrun_variables
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, ConfigError
 
 NUM_RANKS = 2
-STEPS = ("all_reduce", "conv3d")
+STEPS = ("all_reduce", "conv3d", "exchange")
 TOLERANCE = 1e-10
+EXCHANGED = {"64 KiB": 1 << 16, "1 MiB": 1 << 20}
+NUM_EXCHANGES = 40
 
 
 class Check(NamedTuple):
@@ -29,17 +34,39 @@ class Check(NamedTuple):
     detail: str
     """What was found, or the reason why not."""
 
+    figures: Mapping[str, Any] = {}
+    """The numbers in ``detail``, for machines."""
 
-def run_selftest(device: str, *, timeout_seconds: float = 60) -> list[Check]:
+
+def run_selftest(device: str, *, timeout_seconds: float = 120) -> list[Check]:
     """A check for each step of the self-test on ``device``, up to the first that failed."""
     with TemporaryDirectory(prefix="hyperslab-doctor-") as name:
         folder = Path(name)
         with _started_ranks(device, folder) as ranks:
             failure = _wait(ranks, folder, timeout_seconds)
         num_passed = sum(_has_passed(folder, step) for step in STEPS)
-    names = [f"{device}: {step}" for step in (*STEPS, "shutdown")]
-    passed = [Check(name, True, f"{NUM_RANKS} ranks agree") for name in names[:num_passed]]
+        names = [f"{device}: {step}" for step in (*STEPS, "shutdown")]
+        passed = [Check(name, True, f"{NUM_RANKS} ranks agree") for name in names[:num_passed]]
+        if num_passed == len(STEPS):
+            figures = json.loads(_figures(folder).read_text())
+            passed[-1] = Check(names[num_passed - 1], True, describe_exchange(figures), figures)
     return [*passed, Check(names[num_passed], False, failure)] if failure else passed
+
+
+def describe_exchange(figures: Mapping[str, Any]) -> str:
+    """Which transport ranks of this machine use, and what one exchange costs."""
+    costs = []
+    for size, cost in figures["exchanges"].items():
+        graph = cost["graph_us"]
+        replayed = f" ({graph:.0f} in a CUDA graph)" if graph is not None else ""
+        costs.append(f"{cost['us']:.0f} us for {size}{replayed}")
+    notes = []
+    if figures["why_not_device"]:
+        notes.append(figures["why_not_device"])
+    if figures["shares_gpu"]:
+        mps = "under MPS" if figures["mps"] else "without MPS (nvidia-cuda-mps-control -d)"
+        notes.append(f"both ranks on one GPU, {mps}")
+    return "; ".join([f"by {figures['messages_by']}: {', '.join(costs)}", *notes])
 
 
 def rank_environ(environ: Mapping[str, str], rank: int, port: int) -> dict[str, str]:
@@ -96,6 +123,10 @@ def _file(folder: Path, rank: int, what: str) -> Path:
     return folder / f"rank{rank}.{what}"
 
 
+def _figures(folder: Path) -> Path:
+    return folder / "exchange.json"
+
+
 def _reason(folder: Path, rank: int) -> str:
     """The first line of the error of ``rank``, or the last of its log if it died without one."""
     failure = _file(folder, rank, "failure")
@@ -122,7 +153,13 @@ def _run_steps(device: str, folder: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d), strict=True):
+
+    def check_exchange(device: str) -> None:
+        figures = _measure_exchanges(device)
+        if dist.get_rank() == 0:
+            _figures(folder).write_text(json.dumps(figures))
+
+    for step, check in zip(STEPS, (_check_all_reduce, _check_conv3d, check_exchange), strict=True):
         check(device)
         _file(folder, dist.get_rank(), step).touch()
     dist.destroy_process_group()
@@ -154,6 +191,33 @@ def _check_conv3d(device: str) -> None:
     off = (ours - whole).abs().max().item()
     if not off <= TOLERANCE:
         raise CommError(f"conv3d on {NUM_RANKS} ranks is off by {off:.1e}, over {TOLERANCE:g}")
+
+
+def _measure_exchanges(device: str) -> dict[str, Any]:
+    import torch
+
+    import hyperslab as hs
+    from hyperslab.comm.device_setup import has_mps
+    from hyperslab.comm.exchange_cost import measure_exchange
+
+    mesh, why_not = hs.init(depth=NUM_RANKS, device=device), ""
+    if mesh.transport is None and mesh.device.type == "cuda":
+        try:
+            hs.init(depth=NUM_RANKS, device=device, transport="device")
+        except ConfigError as error:
+            why_not = str(error)
+    costs = {
+        size: measure_exchange(mesh, nbytes, NUM_EXCHANGES)._asdict()
+        for size, nbytes in EXCHANGED.items()
+    }
+    shares_gpu = mesh.device.type == "cuda" and torch.cuda.device_count() < NUM_RANKS
+    return {
+        "messages_by": mesh.messages_by,
+        "why_not_device": why_not,
+        "shares_gpu": shares_gpu,
+        "mps": shares_gpu and has_mps(),
+        "exchanges": costs,
+    }
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hyperslab.errors import ConfigError
 from hyperslab.kernels import faces
 from hyperslab.kernels.exchange import STATE_WORDS, Endpoint, Lane, Move, Run, Wait, run_tasks
 from hyperslab.kernels.face_plans import box_tasks, plan_room
@@ -34,6 +36,8 @@ MAX_NBYTES = 1 << 28
 _LINE = 128
 """Bytes between words that ranks tell each other."""
 _PAGE = 4096
+_GAVE_UP = 1 << 62
+"""In place of a reason: this rank waits for no other any more."""
 _MAX_PROGRAMS = 64
 """Of a GPU that may wait at the same time: fewer than it has processors, or none could go on."""
 
@@ -141,6 +145,10 @@ class DeviceTransport:
         self._plans: dict[Any, list[_Round]] = {}
         self._open: deque[tuple[Incoming, _Round]] = deque()
         self._stream: torch.cuda.Stream | None = None
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __repr__(self) -> str:
+        return f"DeviceTransport(rank {self.rank} of {len(self.memory.addresses)})"
 
     def post_boxes(
         self,
@@ -195,11 +203,23 @@ class DeviceTransport:
     def check(self) -> None:
         """Raises ``TimeoutError`` if a kernel has waited for another rank in vain."""
         if reason := int(self._report[0]):
+            if reason == _GAVE_UP:
+                raise TimeoutError("this rank has given up")
             peer, comes = divmod(abs(reason) - 1, 2)
             what = "sent nothing in time" if comes else "did not take in time what it was sent"
             if reason < 0:
                 what = "sent something else than was awaited"
             raise TimeoutError(f"rank {peer} {what}")
+
+    def give_up(self) -> None:
+        """Has kernels that wait for other ranks, and those to come, wait no longer.
+
+        For a rank that knows that others are gone: it could not even end before its kernels do.
+        """
+        if self._report[0] == 0:
+            self._report[0] = _GAVE_UP
+            with suppress(RuntimeError), torch.cuda.stream(self._beside):  # the GPU may have failed
+                self._endpoint.state[:1].fill_(_GAVE_UP)
 
     def take_oldest(self) -> None:
         """Moves the oldest messages that are still in their slots out of them."""
@@ -211,6 +231,11 @@ class DeviceTransport:
         self, rounds: list[_Round], source: Tensor, wants: Shapes, dtype: torch.dtype
     ) -> Incoming:
         self.check()
+        if source.device != self.memory.own.device:
+            raise ConfigError(
+                f"a tensor on {source.device} cannot be sent between ranks whose device is "
+                f"{self.memory.own.device}: move it there first"
+            )
         self._keep_order()
         incoming = Incoming(self, wants, dtype)
         for each in rounds:

@@ -37,6 +37,8 @@ class FailureReport(NamedTuple):
 
 def lost_contact(doing: str, mesh: Mesh, error: RuntimeError | TimeoutError) -> CommError:
     """The ``CommError`` to raise for ``error``, which says that a peer is gone or late."""
+    if mesh.transport is not None:
+        mesh.transport.give_up()
     why = str(error).partition("\n")[0] or type(error).__name__
     cause = explain_failure(mesh.rank, mesh.num_ranks, mesh.timeout.total_seconds())
     return CommError(f"rank {mesh.rank} lost contact while {doing}: {cause} ({why})")

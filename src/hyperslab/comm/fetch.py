@@ -24,11 +24,14 @@ _RETURNING = "returning the gradient of a split tensor"
 def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
     """The box ``exchange.wanted`` of the tensor of which ``x`` is this rank's piece.
 
-    What lies outside the tensor is ``fill``. Where nothing moves, ``x`` itself or a view of it.
+    What lies outside the tensor is ``fill``. Where nothing moves, ``x`` itself or a view of it. The
+    box is on the device of ``x``, which need not be that of ``mesh``.
 
     Collective over ``mesh``. Differentiable: the backward pass sends each box's gradient home,
     where the boxes are added.
     """
+    if x.device != mesh.device:  # as x.cpu() is
+        return fetch(x.to(mesh.device), exchange, mesh, fill=fill).to(x.device)
     if exchange.idle and exchange.kept == exchange.wanted:
         return x if exchange.keeps_all else x[exchange.kept_from]
     out: Tensor = _Fetch.apply(x, exchange, mesh, fill)  # type: ignore[no-untyped-call]

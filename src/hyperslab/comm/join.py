@@ -16,12 +16,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
-from hyperslab.comm.device_setup import forget_transports, open_transport
+from hyperslab.comm.device_setup import (
+    Place,
+    find_place,
+    find_transport,
+    forget_transports,
+    refused,
+)
 from hyperslab.comm.failure_report import publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
 from hyperslab.comm.mesh import Mesh, forget_groups
@@ -30,7 +37,7 @@ from hyperslab.kernels.conv_check import describe, find_wrong
 from hyperslab.kernels.torch_conv import avoid
 from hyperslab.layout import AXES, Grid
 
-TRANSPORTS = ("auto", "device", "host")
+TRANSPORTS = ("auto", "device", "nccl", "host")
 MOST_SECONDS = 10**7
 """Of patience; torch counts milliseconds."""
 ANSWER_SECONDS = 10.0
@@ -55,9 +62,12 @@ def init(
     group that is already there; alone, needs none. May be called again for another mesh over the
     same ranks.
 
-    ``transport`` says how boxes such as halos travel: ``auto`` by NCCL or gloo, ``host`` by gloo
-    through host memory, ``device`` by kernels that write into the memory of other GPUs of the same
-    node, also where ranks share a GPU; the host then waits for nothing.
+    ``transport`` says how boxes such as halos travel: ``device`` by kernels that write into the
+    memory of other GPUs of the same node, also where ranks share a GPU, and the host waits for
+    nothing; ``nccl`` by NCCL; ``host`` by gloo through host memory. ``auto`` is the first of these
+    that all ranks can use, or gloo on CPUs; where ranks of one node have GPUs and cannot use
+    ``device``, a line in the log of rank 0 says why. One rank sends no messages: ``device`` is then
+    allowed on a GPU, so that a program need not ask how many ranks it has.
 
     A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
 
@@ -77,15 +87,20 @@ def init(
     place = _device(device, launch)
     wrong = find_wrong(place)
     if num_ranks == 1:
+        if transport == "device" and place.type != "cuda":
+            raise refused(f"the one rank's device is {place}, not a GPU")
         _avoid(wrong, place, tell=True)
         return Mesh(grid, 0, place, None, timeout)
-    backend = "gloo" if transport == "host" else _backend(place, launch)
+    backend = _backend(place, launch, transport)
     if not dist.is_initialized():
         _join_ranks(launch, backend, timeout)
         atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
-    _meet(mesh, wrong, transport)
-    return replace(mesh, transport=open_transport(mesh)) if transport == "device" else mesh
+    places = _meet(mesh, wrong, transport)
+    if transport in ("nccl", "host"):
+        return mesh
+    found = find_transport(mesh, places, must=transport == "device")
+    return replace(mesh, transport=found) if found else mesh
 
 
 def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
@@ -134,10 +149,16 @@ def _device(device: str | torch.device | None, launch: Launch) -> torch.device:
     return place
 
 
-def _backend(device: torch.device, launch: Launch) -> str:
+def _backend(device: torch.device, launch: Launch, transport: str) -> str:
     """NCCL where every rank of the node has a GPU of its own, else gloo."""
     own_gpu = device.type == "cuda" and launch.num_local_ranks <= torch.cuda.device_count()
-    return "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
+    has_nccl = own_gpu and dist.is_nccl_available()
+    if transport == "nccl" and not has_nccl:
+        raise ConfigError(
+            "transport='nccl' needs a torch with NCCL and a GPU for every rank of a node; leave "
+            "transport='auto'"
+        )
+    return "cpu:gloo,cuda:nccl" if has_nccl and transport != "host" else "gloo"
 
 
 def _leave(backend: str) -> None:
@@ -156,15 +177,25 @@ def _leave(backend: str) -> None:
         gc.collect()  # joins gloo's threads while there is still an interpreter for them
 
 
-def _meet(mesh: Mesh, wrong: Sequence[str], transport: str) -> None:
-    """Makes the group of all ranks and checks that they ask for the same mesh.
+class _Greeting(NamedTuple):
+    """What a rank tells the others first."""
+
+    sizes: tuple[int, ...]
+    wrong: Sequence[str]
+    transport: str
+    place: Place
+
+
+def _meet(mesh: Mesh, wrong: Sequence[str], transport: str) -> list[Place]:
+    """Makes the group of all ranks, checks that they ask for the same mesh, tells where each is.
 
     NCCL wants all ranks in a communicator's first call; later messages are between neighbours.
     Kernels that are ``wrong`` on one rank are used by none: all shall compute alike.
     """
-    told: list[tuple[tuple[int, ...], Sequence[str], str]] = [((), (), "")] * mesh.num_ranks
+    mine = _Greeting(mesh.grid.sizes, wrong, transport, find_place(mesh.device))
+    told = [mine] * mesh.num_ranks
     try:
-        dist.all_gather_object(told, (mesh.grid.sizes, wrong, transport), group=mesh.group)
+        dist.all_gather_object(told, mine, group=mesh.group)
         if mesh.backend != "gloo":
             dist.all_reduce(torch.zeros(1, device=mesh.device), group=mesh.group)
     except RuntimeError as error:
@@ -172,19 +203,20 @@ def _meet(mesh: Mesh, wrong: Sequence[str], transport: str) -> None:
             f"rank {mesh.rank} did not meet the others within {mesh.timeout.total_seconds():g} s: "
             f"another rank died or raised an error ({_first_line(error)})"
         ) from error
-    sizes = [theirs for theirs, _, _ in told]
-    _avoid([name for _, names, _ in told for name in names], mesh.device, tell=mesh.rank == 0)
-    for rank, (theirs, _, other) in enumerate(told):
-        if other != told[0][2]:
+    _avoid([name for each in told for name in each.wrong], mesh.device, tell=mesh.rank == 0)
+    first = told[0]
+    for rank, theirs in enumerate(told):
+        if theirs.transport != first.transport:
             raise CommError(
-                f"ranks ask for different transports: rank 0 for {told[0][2]!r}, rank {rank} for "
-                f"{other!r}"
+                f"ranks ask for different transports: rank 0 for {first.transport!r}, rank {rank} "
+                f"for {theirs.transport!r}"
             )
-        if theirs != sizes[0]:
+        if theirs.sizes != first.sizes:
             raise CommError(
-                f"ranks ask for different meshes: rank 0 for {Grid(sizes[0]).describe()}, rank "
-                f"{rank} for {Grid(theirs).describe()}"
+                f"ranks ask for different meshes: rank 0 for {Grid(first.sizes).describe()}, rank "
+                f"{rank} for {Grid(theirs.sizes).describe()}"
             )
+    return [each.place for each in told]
 
 
 def _avoid(wrong: Sequence[str], device: torch.device, *, tell: bool) -> None:

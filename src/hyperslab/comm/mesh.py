@@ -59,8 +59,8 @@ class Mesh:
     timeout: timedelta
     batch_stats: str = "global"
     """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""
-    transport: DeviceTransport | None = field(default=None, repr=False)
-    """What carries boxes on the GPUs themselves, where that was asked for."""
+    transport: DeviceTransport | None = None
+    """What carries boxes on the GPUs themselves, where that can be had."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
 
     number: ClassVar[int]
@@ -82,6 +82,17 @@ class Mesh:
         gloo cannot send CUDA tensors, and NCCL refuses ranks that share a GPU.
         """
         return self.device.type == "cuda" and self.backend == "gloo"
+
+    @property
+    def messages_by(self) -> str:
+        """How boxes such as halos travel, in words."""
+        if self.num_ranks == 1:
+            return "nothing"
+        if self.transport is not None:
+            return "kernels that write into the memory of other ranks"
+        if self.stages_through_host:
+            return "gloo through host memory"
+        return "gloo" if self.backend == "gloo" else "NCCL"
 
     @cached_property
     def group(self) -> ProcessGroup:
@@ -122,7 +133,11 @@ class Mesh:
         _first_mesh.make()
 
     def __str__(self) -> str:
-        return f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device})"
+        messages = f", messages by {self.messages_by}" if self.num_ranks > 1 else ""
+        return (
+            f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device}"
+            f"{messages})"
+        )
 
 
 def with_first_mesh(run: Run) -> Run:

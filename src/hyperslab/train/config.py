@@ -153,6 +153,10 @@ class MeshConfig:
     timeout_seconds: float = 600.0
     """A rank that waits longer than this for another stops."""
 
+    transport: str = "auto"
+    """How messages between GPUs travel, as for ``hyperslab.init``: ``auto``, ``device``, ``nccl``
+    or ``host``."""
+
     def __post_init__(self) -> None:
         for axis in AXES:
             _at_least(f"mesh.{axis}", getattr(self, axis), 1)

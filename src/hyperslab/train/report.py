@@ -47,16 +47,8 @@ def _ranks(config: Config, mesh: Mesh) -> str:
         store = f"; samples by shared memory within a node, by {between} between nodes"
     return (
         f"Mesh: {mesh.grid.describe()}, {mesh.num_ranks} ranks on {mesh.device.type}, messages by "
-        f"{_messages(mesh)}{store}"
+        f"{mesh.messages_by}{store}"
     )
-
-
-def _messages(mesh: Mesh) -> str:
-    if mesh.transport is not None:
-        return "kernels that write into the memory of other GPUs"
-    if mesh.stages_through_host:
-        return "gloo through host memory, for ranks share a GPU"
-    return "gloo" if mesh.backend == "gloo" else "NCCL"
 
 
 def _samples(config: Config, parts: Mapping[str, Dataset]) -> str:
