@@ -8,22 +8,19 @@ import dataclasses
 import os
 import random
 import sys
-import tempfile
-from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.comm.device_transport import DeviceTransport, SharedMemory, shared_nbytes
+from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.fetch import fetch, post_fetch
 from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
-from hyperslab.testing.triton_interpreter import use_triton_interpreter
+from hyperslab.testing.host_transport import with_host_transport
 
 ON_GPU = torch.cuda.is_available()
 # Triton itself is loaded by the ranks: who loads it here decides how kernels run in other tests.
@@ -61,25 +58,7 @@ def meet(axes, timeout_seconds=100.0):
         torch.cuda.synchronize()
         dist.barrier(group=mesh.group)
         return dataclasses.replace(mesh, transport=short)
-    use_triton_interpreter()
-    mesh = hs.init(**axes, device="cpu")
-    memory = memory_of_the_host(mesh, shared_nbytes(mesh.num_ranks, SLOT))
-    timeout = timedelta(seconds=timeout_seconds)
-    return dataclasses.replace(
-        mesh, transport=DeviceTransport(memory, mesh.rank, SLOT), timeout=timeout
-    )
-
-
-def memory_of_the_host(mesh, nbytes):
-    folder = [tempfile.mkdtemp() if mesh.rank == 0 else None]
-    dist.broadcast_object_list(folder, group=mesh.group)
-    files = [Path(folder[0]) / str(rank) for rank in range(mesh.num_ranks)]
-    files[mesh.rank].write_bytes(bytes(nbytes))
-    dist.barrier(group=mesh.group)
-    maps = [torch.from_file(str(f), shared=True, size=nbytes, dtype=torch.uint8) for f in files]
-    dist.barrier(group=mesh.group)
-    files[mesh.rank].unlink()
-    return SharedMemory(maps[mesh.rank], [each.data_ptr() for each in maps], maps)
+    return with_host_transport(hs.init(**axes, device="cpu"), SLOT, timeout_seconds)
 
 
 def draw_layout(rng, mesh, shape):

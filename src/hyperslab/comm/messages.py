@@ -6,6 +6,7 @@ By gloo they go through host memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -188,6 +189,27 @@ def post_on_device(
     except TimeoutError as error:
         raise lost_contact(doing, mesh, error) from error
     return PendingOnDevice(incoming, mesh, doing)
+
+
+def without_messages(mesh: Mesh) -> AbstractContextManager[None]:
+    """Within it, exchanges on the device bring zeros and send nothing, and others raise.
+
+    So that a rank can try out a pass by itself, whatever the others do.
+    """
+    return nullcontext() if mesh.transport is None else mesh.transport.silence()
+
+
+def follow_exchanges(mesh: Mesh) -> None:
+    """Has the current stream go on after all exchanges on the device so far.
+
+    To be called before a CUDA graph is replayed that exchanges. Raises if an exchange has failed.
+    """
+    if mesh.transport is None:
+        return
+    try:
+        mesh.transport.follow()
+    except TimeoutError as error:
+        raise lost_contact("replaying a recorded pass", mesh, error) from error
 
 
 def _post_staged(

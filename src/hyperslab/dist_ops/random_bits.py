@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hyperslab.comm.journal import journal
+from hyperslab.comm.journal import DRAWN, journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Grid, Layout
 from hyperslab.torch_private import is_traced, untraced
@@ -43,6 +43,8 @@ def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int)
     drawn_later = bool(sources) or is_traced()  # by replays, and in every step by compiled graphs
     if drawn_later:
         seed, number = drawn.unbind()
+        if sources:
+            journal.note(torch.randint, (DRAWN,))
     else:
         seed, number = drawn.tolist()
         journal.note(torch.randint, (seed,))  # ranks compare what they drew

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from hyperslab.comm.mesh import Mesh
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
 from hyperslab.nn.module_snapshot import PLAIN, ParameterSlots
 from hyperslab.nn.outputs import tensors_of
+from hyperslab.nn.parallel.outside_tensors import leave_part, with_mean
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_flatten, tree_unflatten
 
@@ -109,6 +111,11 @@ class StaticPass:
         """Those of ``inputs`` and ``weights`` that get gradients."""
         return [inputs[i] for i in self._wanted] + [weights[i] for i in self._reached]
 
+    def outer_sources(self, inputs: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
+        """As ``sources``, of a replay on ``inputs``: gradients of weights become means there."""
+        weights = [self.weights.originals[i] for i in self._reached]
+        return [inputs[i] for i in self._wanted] + [with_mean(w, mesh) for w in weights]
+
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors among arguments, pieces of Slabs included."""
@@ -147,7 +154,7 @@ class StaticWeights:
 
     Autograd brings the gradient of a weight to the stream on which the weight was used first, as
     long as anyone holds that pass; a recording cannot leave its own stream. Nor do hooks that
-    weights have for their gradients belong in it.
+    weights have for their gradients belong in it; gradients are each rank's own part.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -172,6 +179,7 @@ def _twin_of(weight: Parameter) -> Parameter:
         raise CannotReplayError(f"a weight is a {type(weight).__name__}")
     twin = Parameter(weight.detach(), weight.requires_grad)
     twin.__dict__.update(weight.__dict__)
+    leave_part(twin)
     return twin
 
 
@@ -215,8 +223,10 @@ class StaticSeeds:
         with drawing_from(refuse):
             yield
 
-    def refill(self) -> None:
-        """Draws for the next replay."""
-        if self._numbers is not None:
-            drawn = torch.randint(NUM_VALUES, self._numbers.shape)
-            self._numbers.copy_(drawn, non_blocking=True)  # CUDA reads what is not pinned at once
+    def refill(self) -> list[int]:
+        """Draws for the next replay; the seeds."""
+        if self._numbers is None:
+            return []
+        drawn = torch.randint(NUM_VALUES, self._numbers.shape)
+        self._numbers.copy_(drawn, non_blocking=True)  # CUDA reads what is not pinned at once
+        return drawn[:, 0].tolist()

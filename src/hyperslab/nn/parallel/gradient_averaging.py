@@ -102,7 +102,9 @@ class Replica:
             self.nodes[weight._hyperslab_number] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
 
     def on_grad(self, weight: Tensor, number: int) -> None:
-        """Called when ``weight`` got a gradient."""
+        """Called when ``weight`` got a gradient, or a function said that it gets none."""
+        if weight.grad is None:
+            return
         averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
@@ -190,6 +192,8 @@ class Bucket:
     """Leaves of one dtype and device whose gradients share a message."""
 
     leaves: list[Tensor] = field(default_factory=list)
+    number: int = field(default_factory=itertools.count().__next__)
+    """In whose order messages are received, in whichever order gradients came."""
 
     @property
     def is_full(self) -> bool:
@@ -223,7 +227,8 @@ class Averaging:
         """The leaves, by their ids, and their numbers, in whose order the last message has them."""
         self._missing: dict[Bucket, int] = {}
         """How many of their leaves have no gradient yet."""
-        self._messages: list[_Message] = []
+        self._full: dict[int, _Message] = {}
+        """The messages of whole buckets, by their numbers."""
         self._who: dict[object, Callable[[Averaging], None]] = {}
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -247,7 +252,7 @@ class Averaging:
         if not self._missing[bucket]:
             for each in bucket.leaves:
                 del self._waiting[id(each)]
-            self._messages.append(_Message(bucket.leaves, self._mesh))
+            self._full[bucket.number] = _Message(bucket.leaves, self._mesh)
 
     def join(self, who: object, before_end: Callable[[Averaging], None]) -> None:
         """Has ``before_end`` called, once, before the rest is sent."""
@@ -263,8 +268,8 @@ class Averaging:
         for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
             if leaf.grad is not None:
                 alike.setdefault((leaf.grad.dtype, leaf.grad.device), []).append(leaf)
-        self._messages += [_Message(leaves, self._mesh) for leaves in alike.values()]
-        for message in self._messages:
+        full = [message for _, message in sorted(self._full.items())]
+        for message in full + [_Message(leaves, self._mesh) for leaves in alike.values()]:
             message.receive()
 
 
