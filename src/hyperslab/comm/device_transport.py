@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -35,8 +35,9 @@ MAX_NBYTES = 1 << 28
 _LINE = 128
 """Bytes between words that ranks tell each other."""
 _PAGE = 4096
-_MAX_PROGRAMS = 64
-"""Of a GPU that may wait at the same time: fewer than it has processors, or none could go on."""
+_MAX_PROGRAMS = 48
+"""That may wait on a GPU, by each of two transports: together fewer than it has processors, or none
+could go on."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -65,15 +66,23 @@ class SharedMemory(NamedTuple):
     keeper: object = None
     """What must live as long."""
 
+    def after(self, nbytes: int) -> SharedMemory:
+        """All but the first ``nbytes``."""
+        return SharedMemory(self.own[nbytes:], [a + nbytes for a in self.addresses], self.keeper)
+
 
 def slot_nbytes_for(num_ranks: int) -> int:
     """The size of a slot that leaves all slots of a rank within ``MAX_NBYTES``."""
-    share = MAX_NBYTES // (NUM_SLOTS * max(1, num_ranks - 1))
+    share = MAX_NBYTES // (2 * NUM_SLOTS * max(1, num_ranks - 1))
     return max(_PAGE, min(MAX_SLOT_NBYTES, share) // _PAGE * _PAGE)
 
 
 def shared_nbytes(num_ranks: int, slot_nbytes: int) -> int:
-    """How much memory each rank shares."""
+    """How much memory each rank shares: half of it for messages beside the others."""
+    return 2 * _lanes_nbytes(num_ranks, slot_nbytes)
+
+
+def _lanes_nbytes(num_ranks: int, slot_nbytes: int) -> int:
     return _words_nbytes(num_ranks) + (num_ranks - 1) * NUM_SLOTS * slot_nbytes
 
 
@@ -122,12 +131,23 @@ class DeviceTransport:
     """This rank's end of all lanes to and from the other ranks."""
 
     def __init__(
-        self, memory: SharedMemory, rank: int, slot_nbytes: int, num_sharing: int = 1
+        self,
+        memory: SharedMemory,
+        rank: int,
+        slot_nbytes: int,
+        num_sharing: int = 1,
+        *,
+        is_beside: bool = False,
     ) -> None:
         """``num_sharing`` ranks share this rank's GPU."""
         device, num_ranks = memory.own.device, len(memory.addresses)
-        assert memory.own.numel() >= shared_nbytes(num_ranks, slot_nbytes)
         self.memory, self.rank, self.slot_nbytes = memory, rank, slot_nbytes
+        self.beside: DeviceTransport | None = None
+        """Lanes of their own, for messages that keep no order with those of this transport."""
+        if not is_beside:
+            assert memory.own.numel() >= shared_nbytes(num_ranks, slot_nbytes)
+            rest = memory.after(_lanes_nbytes(num_ranks, slot_nbytes))
+            self.beside = DeviceTransport(rest, rank, slot_nbytes, num_sharing, is_beside=True)
         words = STATE_WORDS + 2 * num_ranks
         self._endpoint = Endpoint(
             torch.zeros(words, dtype=torch.int64, device=device),
@@ -204,7 +224,8 @@ class DeviceTransport:
         assert not self._open
         self.is_silent = True
         try:
-            yield
+            with nullcontext() if self.beside is None else self.beside.silence():
+                yield
         finally:
             self.is_silent = False
 
@@ -215,6 +236,8 @@ class DeviceTransport:
         """
         self.check()
         self._keep_order()
+        if self.beside is not None:
+            self.beside.follow()
 
     def check(self) -> None:
         """Raises ``TimeoutError`` if a kernel has waited for another rank in vain."""
@@ -234,7 +257,8 @@ class DeviceTransport:
     def _post(
         self, rounds: list[_Round], source: Tensor, wants: Shapes, dtype: torch.dtype
     ) -> Incoming:
-        self.follow()
+        self.check()
+        self._keep_order()
         incoming = Incoming(self, wants, dtype)
         if self.is_silent:
             if wants:

@@ -180,12 +180,22 @@ def post_messages(
 
 
 def post_on_device(
-    post: Callable[[DeviceTransport, int], Incoming], mesh: Mesh, doing: str
+    post: Callable[[DeviceTransport, int], Incoming],
+    mesh: Mesh,
+    doing: str,
+    *,
+    beside: bool = False,
 ) -> PendingOnDevice:
-    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them."""
-    assert mesh.transport is not None
+    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them.
+
+    Messages ``beside`` keep no order with others.
+    """
+    transport = mesh.transport
+    if beside and transport is not None:
+        transport = transport.beside
+    assert transport is not None
     try:
-        incoming = post(mesh.transport, int(mesh.timeout.total_seconds() * 1e9))
+        incoming = post(transport, int(mesh.timeout.total_seconds() * 1e9))
     except TimeoutError as error:
         raise lost_contact(doing, mesh, error) from error
     return PendingOnDevice(incoming, mesh, doing)

@@ -6,7 +6,6 @@ function again, into the same memory.
 
 import copy
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -18,7 +17,6 @@ import hyperslab as hs
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.nn.cuda_graphs.graphed import Graphed
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
-from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.trial_run import unjournaled
 from hyperslab.testing import Team, seeded
 from hyperslab.testing.host_transport import with_host_transport
@@ -80,9 +78,9 @@ def with_graphs(module, mesh):
     module = hs.parallelize(module, mesh)
     state = module.__dict__["_hyperslab"]
     recorder = CudaRecorder(mesh.device) if ON_GPU else Again(mesh)
-    graphed = Graphed(module, module.__dict__["_hyperslab"].run._forward, state.mesh, [], recorder)
-    run = Replica(module, graphed, state.mesh, state.comparisons)
-    module.__dict__["_hyperslab"] = replace(state, run=run)
+    replica = state.run
+    graphed = Graphed(module, replica.forward, state.mesh, [], recorder, replica)
+    replica.forward = graphed
     return module, graphed
 
 

@@ -28,6 +28,7 @@ from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_i
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
+from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import HOOKS
 from hyperslab.torch_private import (
@@ -98,7 +99,10 @@ class Graphed:
         mesh: Mesh,
         chains: Sequence[DepthFirst],
         recorder: Recorder,
+        replica: Replica | None = None,
     ) -> None:
+        """``replica`` averages the gradients of the module's weights, where there are any."""
+        self._replica = replica
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
         self._name = type(module).__name__
         self._recorder, self._memory = recorder, ActivationMemory()
@@ -171,6 +175,7 @@ class Graphed:
                 self._memory,
                 given,
                 entry.used,
+                averages=self._is_synced,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it runs without a graph
             if "out of memory" in str(error):
@@ -215,7 +220,12 @@ class Graphed:
         if found is None:
             self._tell(f"an argument is neither a tensor on {device} nor a number or a word")
             return None
-        return found
+        return found, self._is_synced
+
+    @property
+    def _is_synced(self) -> bool:
+        """Whether gradients of weights are averaged in this pass, and not later."""
+        return self._replica is not None and self._replica.is_synced
 
 
 def _is_observed() -> bool:

@@ -30,6 +30,7 @@ from hyperslab.nn.cuda_graphs.replayable import (
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, tensors_in
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import map_tensors, tensors_of
+from hyperslab.nn.parallel.gradient_averaging import Averaging
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import no_trace, unjournaled
 from hyperslab.torch_private import foreach_mul, tree_leaves
@@ -50,14 +51,19 @@ class Recorded:
         memory: ActivationMemory,
         given: Given,
         usual: OutputNumbers | None,
+        *,
+        averages: bool,
     ) -> None:
         """Gradients of the outputs ``usual`` are expected to come together, if of any.
+
+        Where it ``averages``, those of weights become means over ranks while they are computed.
 
         On several ranks it needs no other rank: a pass is tried out without messages, and replays
         send the same messages as ordinary passes.
         """
-        self._pass, self._memory, self._mesh = StaticPass(run, module, given), memory, mesh
-        self._recorder = recorder
+        self._pass = StaticPass(run, module, given, mesh, averages=averages)
+        self._memory, self._mesh, self._recorder = memory, mesh, recorder
+        self._averages = averages
         with (
             no_trace(module, mesh.device),
             unjournaled(),
@@ -113,7 +119,7 @@ class Recorded:
                 own.copy_(tensor)
         journal.repeat(self._operators, self._pass.seeds.refill())
         if self._pass.grads:
-            sources = self._pass.outer_sources(tensors, self._mesh)
+            sources = self._pass.sources(tensors, self._pass.weights.originals)
             outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
         else:
             outputs = self.replay_forward()
@@ -149,7 +155,12 @@ class Recorded:
         run_again()
         if numbers != given:
             found = self._reached(given, found)
-        return _copies(found)
+        copies = _copies(found)
+        if self._averages:
+            trained = own.trained
+            averaging = Averaging.of_this_pass(self._mesh)
+            averaging.note_means(trained, copies[len(copies) - len(trained) :])
+        return copies
 
     def _reached(self, given: OutputNumbers, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Those of ``found`` that autograd brings gradients of the outputs ``given``.

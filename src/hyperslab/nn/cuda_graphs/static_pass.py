@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Never
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import SumsBeside
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
 from hyperslab.nn.module_snapshot import PLAIN, ParameterSlots
 from hyperslab.nn.outputs import tensors_of
-from hyperslab.nn.parallel.outside_tensors import leave_part, with_mean
+from hyperslab.nn.parallel.gradient_averaging import GradientMeans
+from hyperslab.nn.parallel.outside_tensors import leave_part
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_flatten, tree_unflatten
 
@@ -33,12 +36,22 @@ class StaticPass:
     can be filled with other values before each run.
     """
 
-    def __init__(self, run: Callable[..., Any], module: nn.Module, given: Given) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        module: nn.Module,
+        given: Given,
+        mesh: Mesh,
+        *,
+        averages: bool,
+    ) -> None:
+        """Where it ``averages``, gradients of weights are means over ranks, else parts of them."""
         leaves, self._spec = tree_flatten(given, is_leaf=is_slab)
         self._run, self._makers, self._module = run, [_maker(leaf) for leaf in leaves], module
         self.inputs = [_twin(tensor) for tensor in tensors_in(leaves)]
         self.device, self._wants = self.inputs[0].device, [x.requires_grad for x in self.inputs]
         self.seeds, self.weights = StaticSeeds(self.device), StaticWeights(module)
+        self._mesh, self._sums = mesh, SumsBeside(mesh) if averages else None
         self.out: Any = None
         """What the last run returned."""
         self.outputs: list[Tensor] = []
@@ -67,9 +80,26 @@ class StaticPass:
             torch.autograd.set_multithreading_enabled(False),  # who draws does it in this thread
         ):
             sources, others_follow = self._own_sources(), wanted != self.gradient_sets[-1]
-            return torch.autograd.grad(
-                outputs, sources, grads, retain_graph=others_follow, allow_unused=True
-            )
+            with self._averaged() as means:
+                found = torch.autograd.grad(
+                    outputs, sources, grads, retain_graph=others_follow, allow_unused=True
+                )
+            return found if means is None else [*found[: len(self._wanted)], *means.finish()]
+
+    @contextmanager
+    def _averaged(self) -> Iterator[GradientMeans | None]:
+        """Within it, gradients of weights are averaged as they come."""
+        if self._sums is None:
+            yield None
+            return
+        means = GradientMeans(self.trained, self._sums, self._mesh)
+        twins = [self.weights.twins[i] for i in self._reached]
+        hooks = [twin.register_hook(partial(means.on_grad, i)) for i, twin in enumerate(twins)]
+        try:
+            yield means
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def run(self) -> None:
         self.forward()
@@ -111,10 +141,10 @@ class StaticPass:
         """Those of ``inputs`` and ``weights`` that get gradients."""
         return [inputs[i] for i in self._wanted] + [weights[i] for i in self._reached]
 
-    def outer_sources(self, inputs: Sequence[Tensor], mesh: Mesh) -> list[Tensor]:
-        """As ``sources``, of a replay on ``inputs``: gradients of weights become means there."""
-        weights = [self.weights.originals[i] for i in self._reached]
-        return [inputs[i] for i in self._wanted] + [with_mean(w, mesh) for w in weights]
+    @property
+    def trained(self) -> list[Parameter]:
+        """The weights that get gradients."""
+        return [self.weights.originals[i] for i in self._reached]
 
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
@@ -154,7 +184,7 @@ class StaticWeights:
 
     Autograd brings the gradient of a weight to the stream on which the weight was used first, as
     long as anyone holds that pass; a recording cannot leave its own stream. Nor do hooks that
-    weights have for their gradients belong in it; gradients are each rank's own part.
+    weights have for their gradients belong in it.
     """
 
     def __init__(self, module: nn.Module) -> None:

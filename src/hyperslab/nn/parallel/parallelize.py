@@ -265,10 +265,11 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     run: Callable[..., Any] = forward
     if mesh.backend is None:
         run = SingleRank(module, forward, mesh)
+    replica = Replica(module, forward, mesh, comparisons) if replicated else None
     if cuda_graphs and can_record(mesh):
-        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
-    if replicated:
-        run = Replica(module, run, mesh, comparisons)
+        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device), replica)
+    if replica is not None:
+        replica.forward, run = run, replica
     hooks = BackwardHooks(module, mesh)
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
     state = _State(mesh, cls, patch, run, comparisons, hooks, memory, cuda_graphs)
@@ -295,7 +296,9 @@ def _traits(module: nn.Module) -> list[tuple[object, ...]]:
     """What must be the same on every rank."""
     layers = [(name, type(layer).__name__) for name, layer in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return layers + [(name, tuple(x.shape), x.dtype, x.requires_grad) for name, x in tensors]
+    return layers + [
+        (name, tuple(x.shape), x.stride(), x.dtype, x.requires_grad) for name, x in tensors
+    ]
 
 
 def _share_random_state(mesh: Mesh) -> None:
