@@ -17,6 +17,7 @@ import hyperslab as hs
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.nn.cuda_graphs.graphed import Graphed
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
+from hyperslab.nn.parallel import gradient_averaging
 from hyperslab.nn.trial_run import unjournaled
 from hyperslab.testing import Team, seeded
 from hyperslab.testing.host_transport import with_host_transport
@@ -280,3 +281,27 @@ def check_copy():
 
 def test_a_copy_trains_by_itself(two):
     two.run(check_copy)
+
+
+def check_messages():
+    mesh = meet(height=2)
+    model, _ = both(mesh)
+    sent = []
+
+    def note(leaves, mesh):
+        sent.append(leaves)
+        return message(leaves, mesh)
+
+    message, gradient_averaging._Message = gradient_averaging._Message, note
+    x, y = batch(mesh, 7)
+    try:
+        (model(x) * y).sum().backward()
+        assert not sent  # what a replay brings are means
+        ((model(x) * y).sum() + model[0].weight.sum() * mesh.rank).backward()
+        assert sent
+    finally:
+        gradient_averaging._Message = message
+
+
+def test_gradients_of_replays_are_averaged_once(two):
+    two.run(check_messages)
