@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -38,8 +38,9 @@ _LINE = 128
 _PAGE = 4096
 _GAVE_UP = 1 << 62
 """In place of a reason: this rank waits for no other any more."""
-_MAX_PROGRAMS = 64
-"""Of a GPU that may wait at the same time: fewer than it has processors, or none could go on."""
+_MAX_PROGRAMS = 48
+"""That may wait on a GPU, by each of two transports: together fewer than it has processors, or none
+could go on."""
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -68,15 +69,23 @@ class SharedMemory(NamedTuple):
     keeper: object = None
     """What must live as long."""
 
+    def after(self, nbytes: int) -> SharedMemory:
+        """All but the first ``nbytes``."""
+        return SharedMemory(self.own[nbytes:], [a + nbytes for a in self.addresses], self.keeper)
+
 
 def slot_nbytes_for(num_ranks: int) -> int:
     """The size of a slot that leaves all slots of a rank within ``MAX_NBYTES``."""
-    share = MAX_NBYTES // (NUM_SLOTS * max(1, num_ranks - 1))
+    share = MAX_NBYTES // (2 * NUM_SLOTS * max(1, num_ranks - 1))
     return max(_PAGE, min(MAX_SLOT_NBYTES, share) // _PAGE * _PAGE)
 
 
 def shared_nbytes(num_ranks: int, slot_nbytes: int) -> int:
-    """How much memory each rank shares."""
+    """How much memory each rank shares: half of it for messages beside the others."""
+    return 2 * _lanes_nbytes(num_ranks, slot_nbytes)
+
+
+def _lanes_nbytes(num_ranks: int, slot_nbytes: int) -> int:
     return _words_nbytes(num_ranks) + (num_ranks - 1) * NUM_SLOTS * slot_nbytes
 
 
@@ -125,12 +134,23 @@ class DeviceTransport:
     """This rank's end of all lanes to and from the other ranks."""
 
     def __init__(
-        self, memory: SharedMemory, rank: int, slot_nbytes: int, num_sharing: int = 1
+        self,
+        memory: SharedMemory,
+        rank: int,
+        slot_nbytes: int,
+        num_sharing: int = 1,
+        *,
+        is_beside: bool = False,
     ) -> None:
         """``num_sharing`` ranks share this rank's GPU."""
         device, num_ranks = memory.own.device, len(memory.addresses)
-        assert memory.own.numel() >= shared_nbytes(num_ranks, slot_nbytes)
         self.memory, self.rank, self.slot_nbytes = memory, rank, slot_nbytes
+        self.beside: DeviceTransport | None = None
+        """Lanes of their own, for messages that keep no order with those of this transport."""
+        if not is_beside:
+            assert memory.own.numel() >= shared_nbytes(num_ranks, slot_nbytes)
+            rest = memory.after(_lanes_nbytes(num_ranks, slot_nbytes))
+            self.beside = type(self)(rest, rank, slot_nbytes, num_sharing, is_beside=True)
         words = STATE_WORDS + 2 * num_ranks
         self._endpoint = Endpoint(
             torch.zeros(words, dtype=torch.int64, device=device),
@@ -145,7 +165,9 @@ class DeviceTransport:
         self._plans: dict[Any, list[_Round]] = {}
         self._open: deque[tuple[Incoming, _Round]] = deque()
         self._stream: torch.cuda.Stream | None = None
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.is_silent = False
+        """Whether nothing is sent for now; see ``silence``."""
+        self._own_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __repr__(self) -> str:
         return f"DeviceTransport(rank {self.rank} of {len(self.memory.addresses)})"
@@ -167,7 +189,7 @@ class DeviceTransport:
         size, strides, offset = x.itemsize, x.stride(), x.data_ptr() % 8 // x.itemsize
         leaving, coming = _envelopes(sends, size), _envelopes(receives, size)
         wants = tuple([message.box.shape for message in receives])
-        endpoint = self._endpoint._replace(limit=limit)
+        endpoint = self._endpoint_within(limit)
 
         def put_rounds() -> list[Move]:
             starts = [self._start(self.rank, envelope.peer) // size for envelope in leaving]
@@ -189,7 +211,7 @@ class DeviceTransport:
         """Sends ``pieces[i]`` as ``sends[i]`` says; see ``post_boxes``."""
         shapes = tuple([tuple(piece.shape) for piece in pieces])
         wants = tuple([message.box.shape for message in receives])
-        size, endpoint = dtype.itemsize, self._endpoint._replace(limit=limit)
+        size, endpoint = dtype.itemsize, self._endpoint_within(limit)
         leaving, coming = _envelopes(sends, size), _envelopes(receives, size)
 
         def put_rounds() -> list[Move]:
@@ -199,6 +221,30 @@ class DeviceTransport:
         rounds = self._plan(key, put_rounds, coming, wants, size, endpoint)
         source = faces.in_one(pieces, dtype) if pieces else self.memory.own
         return self._post(rounds, source, wants, dtype)
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Within it nothing is sent, and zeros stand for what would be received.
+
+        So that a rank can try out a pass by itself.
+        """
+        assert not self._open
+        self.is_silent = True
+        try:
+            with nullcontext() if self.beside is None else self.beside.silence():
+                yield
+        finally:
+            self.is_silent = False
+
+    def follow(self) -> None:
+        """Has the current stream go on after all exchanges so far; raises as ``check`` does.
+
+        To be called before exchanges that a CUDA graph makes, of which the host sees nothing.
+        """
+        self.check()
+        self._keep_order()
+        if self.beside is not None:
+            self.beside.follow()
 
     def check(self) -> None:
         """Raises ``TimeoutError`` if a kernel has waited for another rank in vain."""
@@ -218,8 +264,10 @@ class DeviceTransport:
         """
         if self._report[0] == 0:
             self._report[0] = _GAVE_UP
-            with suppress(RuntimeError), torch.cuda.stream(self._beside):  # the GPU may have failed
+            with suppress(RuntimeError), torch.cuda.stream(self._own_stream):  # or the GPU failed
                 self._endpoint.state[:1].fill_(_GAVE_UP)
+        if self.beside is not None:
+            self.beside.give_up()
 
     def take_oldest(self) -> None:
         """Moves the oldest messages that are still in their slots out of them."""
@@ -238,6 +286,10 @@ class DeviceTransport:
             )
         self._keep_order()
         incoming = Incoming(self, wants, dtype)
+        if self.is_silent:
+            if wants:
+                incoming.room = faces.zeros_for(wants, dtype, self.memory.own.device)
+            return incoming
         for each in rounds:
             while len(self._open) >= NUM_SLOTS:
                 self.take_oldest()
@@ -258,6 +310,9 @@ class DeviceTransport:
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
                 stream.wait_stream(self._stream)
             self._stream = stream
+
+    def _endpoint_within(self, limit: int) -> Endpoint:
+        return self._endpoint._replace(limit=limit)
 
     def _can_cut(self, x: Tensor, boxes: Assembly) -> bool:
         longest = max((math.prod(shape) for shape in boxes.shapes), default=0)

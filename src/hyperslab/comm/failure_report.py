@@ -47,6 +47,8 @@ def lost_contact(doing: str, mesh: Mesh, error: RuntimeError | TimeoutError) -> 
 @contextmanager
 def contact(doing: str, mesh: Mesh) -> Iterator[None]:
     """Turns errors that torch raises within it into a ``CommError`` that tells the cause."""
+    if mesh.transport is not None and mesh.transport.is_silent:
+        raise CommError(f"{doing} takes messages between hosts, which a CUDA graph cannot send")
     try:
         yield
     except CommError:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple
@@ -23,7 +25,8 @@ LENGTH = 4096
 """How many operators are remembered."""
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """An operator that was called, and its arguments as far as all ranks must agree on them.
 
     Slabs stand for their layouts, tensors for shapes and dtypes, so that nothing is kept alive. The
@@ -37,7 +40,7 @@ class Entry(NamedTuple):
     def name(self) -> str:
         return getattr(self.function, "__name__", "") or repr(self.function)
 
-    @property
+    @cached_property
     def fingerprint(self) -> int:
         """A number that is the same in every process."""
         mixed = crc32(self.name.encode())
@@ -54,6 +57,13 @@ class Entry(NamedTuple):
         others = [_text(a).decode() for a in self.arguments if not isinstance(a, Layout)]
         of = f" of {' and '.join(layouts)}" if layouts else ""
         return f"{self.name}{of}" + (f" with {', '.join(others)}" if others else "")
+
+
+class _Drawn:
+    """Stands, in what is recorded of a pass, for the seed that each replay draws anew."""
+
+
+DRAWN = _Drawn()
 
 
 class Plain(NamedTuple):
@@ -85,7 +95,7 @@ def _outline(argument: object) -> object:
         return layout
     if isinstance(argument, Tensor):
         return Plain(argument.shape, argument.dtype)
-    if isinstance(argument, torch.dtype):
+    if isinstance(argument, torch.dtype) or argument is DRAWN:
         return argument
     if isinstance(argument, tuple | list):
         return tuple(map(_outline, argument))
@@ -106,7 +116,7 @@ class Journal:
     """The latest operators of this rank, and how many there have been."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[Callable[..., Any], list[object]]] = deque(maxlen=LENGTH)
+        self._entries: deque[Entry | tuple[Callable[..., Any], list[object]]] = deque(maxlen=LENGTH)
         self.count = 0
         self.has_readers = False
         """Whether there ever was another rank; a single rank has nothing to compare."""
@@ -126,11 +136,21 @@ class Journal:
         self._entries.append((function, outlines))
         self.count += 1
 
+    def repeat(self, entries: Sequence[Entry], seeds: Iterable[int]) -> None:
+        """Notes again what a recorded pass has run; ``seeds`` are those of this replay."""
+        rest = iter(seeds)
+        for entry in entries:
+            if entry.arguments[:1] == (DRAWN,):
+                self._entries.append(Entry(entry.function, (next(rest), *entry.arguments[1:])))
+            else:
+                self._entries.append(entry)
+        self.count += len(entries)
+
     def since(self, count: int) -> list[Entry]:
         """The operators after the first ``count``, as far as they are remembered."""
         num = min(self.count - count, len(self._entries))
         latest = islice(self._entries, len(self._entries) - num, None)
-        return [Entry(function, tuple(outlines)) for function, outlines in latest]
+        return [e if isinstance(e, Entry) else Entry(e[0], tuple(e[1])) for e in latest]
 
     def forget_since(self, count: int) -> None:
         """Takes back the operators after the first ``count``."""

@@ -6,6 +6,7 @@ By gloo they go through host memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -179,15 +180,46 @@ def post_messages(
 
 
 def post_on_device(
-    post: Callable[[DeviceTransport, int], Incoming], mesh: Mesh, doing: str
+    post: Callable[[DeviceTransport, int], Incoming],
+    mesh: Mesh,
+    doing: str,
+    *,
+    beside: bool = False,
 ) -> PendingOnDevice:
-    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them."""
-    assert mesh.transport is not None
+    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them.
+
+    Messages ``beside`` keep no order with others.
+    """
+    transport = mesh.transport
+    if beside and transport is not None:
+        transport = transport.beside
+    assert transport is not None
     try:
-        incoming = post(mesh.transport, int(mesh.timeout.total_seconds() * 1e9))
+        incoming = post(transport, int(mesh.timeout.total_seconds() * 1e9))
     except TimeoutError as error:
         raise lost_contact(doing, mesh, error) from error
     return PendingOnDevice(incoming, mesh, doing)
+
+
+def without_messages(mesh: Mesh) -> AbstractContextManager[None]:
+    """Within it, exchanges on the device bring zeros and send nothing, and others raise.
+
+    So that a rank can try out a pass by itself, whatever the others do.
+    """
+    return nullcontext() if mesh.transport is None else mesh.transport.silence()
+
+
+def follow_exchanges(mesh: Mesh) -> None:
+    """Has the current stream go on after all exchanges on the device so far.
+
+    To be called before a CUDA graph is replayed that exchanges. Raises if an exchange has failed.
+    """
+    if mesh.transport is None:
+        return
+    try:
+        mesh.transport.follow()
+    except TimeoutError as error:
+        raise lost_contact("replaying a recorded pass", mesh, error) from error
 
 
 def _post_staged(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
@@ -68,8 +69,8 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
 class PendingSum:
     """A sum over all ranks of the process group, in place of a contiguous tensor.
 
-    Collective over all ranks. By the device transport it is made as late as in ``wait``: ranks need
-    not agree on what else they send between the two.
+    Collective over all ranks. Such sums keep an order among themselves and with no other messages.
+    By the device transport a sum is made as late as in ``wait``.
     """
 
     def __init__(self, x: Tensor, mesh: Mesh) -> None:
@@ -82,7 +83,35 @@ class PendingSum:
         if self._work is not None:
             self._work.wait()
         else:
-            _sum_on_device_(self._x, self._mesh, AXES)
+            _sum_on_device_(self._x, self._mesh, AXES, beside=True)
+
+
+class SumsBeside:
+    """Sums as those of ``PendingSum``, by the device transport and beside what else is computed.
+
+    On a GPU they run on a stream of their own. Collective over all ranks.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        on_gpu = mesh.device.type == "cuda"
+        self._stream = torch.cuda.Stream(mesh.device) if on_gpu else None
+
+    def after_now(self) -> AbstractContextManager[Any]:
+        """A context for work on that stream, which waits for what was launched until now."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self._mesh.device))
+        return torch.cuda.stream(self._stream)
+
+    def sum_(self, x: Tensor) -> None:
+        """Sums the contiguous ``x`` in place, for who is on that stream."""
+        _sum_on_device_(x, self._mesh, AXES, beside=True)
+
+    def join(self) -> None:
+        """Has the current stream wait for what was done there."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._mesh.device).wait_stream(self._stream)
 
 
 def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
@@ -128,31 +157,36 @@ def _is_on_device(x: Tensor, mesh: Mesh) -> bool:
     return mesh.transport is not None and x.device == mesh.device and x.numel() > 0
 
 
-def _sum_on_device_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
+def _sum_on_device_(
+    x: Tensor, mesh: Mesh, axes: Collection[str], *, beside: bool = False
+) -> Tensor:
     """Sums the contiguous ``x`` in place: equal on all ranks, bit by bit."""
     ranks = _ranks(mesh, axes)
     if x.nbytes * (len(ranks) - 1) <= ONE_STEP_NBYTES:
-        return x.copy_(torch.stack(_from_all(x, ranks, mesh)).sum(0))
+        return x.copy_(torch.stack(_from_all(x, ranks, mesh, beside=beside)).sum(0))
     # Each rank sums a part and sends the sum to all.
     parts = list(x.view(-1).tensor_split(len(ranks)))
     place = ranks.index(mesh.rank)
     others = [part for i, part in enumerate(parts) if i != place]
     messages, mine = _flat_messages([part.numel() for part in parts], ranks, mesh.rank)
-    received = _post(others, messages, mine, x.dtype, mesh)
+    received = _post(others, messages, mine, x.dtype, mesh, beside=beside)
     total = torch.stack([*received[:place], parts[place], *received[place:]]).sum(0)
-    sums = _post([total] * len(others), mine, messages, x.dtype, mesh)
+    sums = _post([total] * len(others), mine, messages, x.dtype, mesh, beside=beside)
     foreach_copy_(others, sums)
     parts[place].copy_(total)
     return x
 
 
-def _from_all(x: Tensor, ranks: tuple[int, ...], mesh: Mesh) -> list[Tensor]:
+def _from_all(
+    x: Tensor, ranks: tuple[int, ...], mesh: Mesh, *, beside: bool = False
+) -> list[Tensor]:
     """The contiguous ``x`` of each of ``ranks``."""
     messages, boxes = _to_all(tuple(x.shape), ranks, mesh.rank)
     received = post_on_device(
         lambda transport, limit: transport.post_boxes(x, boxes, messages, messages, limit),
         mesh,
         _REDUCING,
+        beside=beside,
     ).wait()
     place = ranks.index(mesh.rank)
     return [*received[:place], x, *received[place:]]
@@ -164,11 +198,14 @@ def _post(
     receives: list[Message],
     dtype: torch.dtype,
     mesh: Mesh,
+    *,
+    beside: bool,
 ) -> list[Tensor]:
     return post_on_device(
         lambda transport, limit: transport.post_pieces(pieces, sends, receives, dtype, limit),
         mesh,
         _REDUCING,
+        beside=beside,
     ).wait()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyperslab.comm.journal import journal
+from hyperslab.comm.journal import DRAWN, journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Grid, Layout
 from hyperslab.torch_private import is_traced, untraced
@@ -74,7 +74,10 @@ def _draw_or_ask() -> tuple[int, int] | Tensor:
         seed, number = draw().tolist()
         journal.note(torch.randint, (seed,))  # ranks compare what they drew
         return seed, number
-    return _sources.stack[-1]() if _sources.stack else draw()
+    if not _sources.stack:
+        return draw()
+    journal.note(torch.randint, (DRAWN,))
+    return _sources.stack[-1]()
 
 
 def _bits(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from hyperslab.comm import device_setup, join
 from hyperslab.comm.device_setup import Place
-from hyperslab.comm.device_transport import DeviceTransport, Incoming
-from hyperslab.layout import Assembly, Message
+from hyperslab.comm.device_transport import DeviceTransport
+from hyperslab.kernels.exchange import Endpoint
 from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 POLL_NANOSECONDS = 2_000_000
@@ -47,25 +46,8 @@ def share_host_memory(memory: Tensor, group: dist.ProcessGroup) -> tuple[list[in
 class HostTransport(DeviceTransport):
     """One whose kernels have no clock: they count how often they look for another rank."""
 
-    def post_boxes(
-        self,
-        x: Tensor,
-        boxes: Assembly,
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        limit: int,
-    ) -> Incoming:
-        return super().post_boxes(x, boxes, sends, receives, limit // POLL_NANOSECONDS)
-
-    def post_pieces(
-        self,
-        pieces: Sequence[Tensor],
-        sends: Sequence[Message],
-        receives: Sequence[Message],
-        dtype: torch.dtype,
-        limit: int,
-    ) -> Incoming:
-        return super().post_pieces(pieces, sends, receives, dtype, limit // POLL_NANOSECONDS)
+    def _endpoint_within(self, limit: int) -> Endpoint:
+        return super()._endpoint_within(limit // POLL_NANOSECONDS)
 
 
 def _map(name: str, nbytes: int) -> Tensor:

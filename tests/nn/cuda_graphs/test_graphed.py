@@ -591,10 +591,15 @@ def test_on_cpus_and_in_copies_the_option_stays_what_it_is():
     backward(copy.deepcopy(model), seeded(5, 3).double(), hs.init(device="cpu"))
 
 
-def test_several_ranks_are_refused():
-    mesh = replace(hs.init(device="cpu"), backend="gloo")
-    with pytest.raises(ConfigError, match="cuda_graphs=True is for one rank on a GPU"):
-        hs.parallelize(small_net(), mesh, cuda_graphs=True)
+def test_where_messages_cannot_be_recorded_a_line_says_so(caplog):
+    one = hs.init(device="cpu")
+    gpus = replace(one, backend="cpu:gloo,cuda:nccl", device=torch.device("cuda", 0))
+    with caplog.at_level(logging.WARNING, "hyperslab"):
+        assert not graphed.can_record(gpus)
+    assert "ranks exchange by cpu:gloo,cuda:nccl, which is not recorded" in caplog.text
+    assert graphed.can_record(replace(gpus, backend=None))
+    assert graphed.can_record(replace(gpus, transport=object()))
+    assert not graphed.can_record(one)
 
 
 @pytest.mark.gpu

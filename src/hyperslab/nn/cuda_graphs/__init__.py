@@ -1,1 +1,1 @@
-"""Passes of a module on one GPU that are recorded in CUDA graphs once, and replayed."""
+"""Passes of a module that are recorded in CUDA graphs once, and replayed."""

@@ -1,7 +1,9 @@
-"""Passes of a module on one GPU that are recorded in CUDA graphs, and replayed.
+"""Passes of a module that are recorded in CUDA graphs, and replayed.
 
 Where kernels are short, a GPU waits for the host, which launches one after the other. A graph
-launches all of them at once.
+launches all of them at once. On several ranks it has the exchanges between them in it. A replay
+sends the messages of an ordinary pass and is journaled like one, so ranks need not agree on who
+records or replays.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.jit import ScriptModule
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import ConfigError
 from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.cuda_graphs.recorded_pass import ActivationMemory, Recorded, note_used
 from hyperslab.nn.cuda_graphs.recorder import Recorder
@@ -27,6 +28,7 @@ from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_i
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
+from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import HOOKS
 from hyperslab.torch_private import (
@@ -51,12 +53,19 @@ PASSES_BETWEEN = 50
 """How many passes lie between them: memory may be free again then."""
 
 
-def check_graphs(mesh: Mesh) -> None:
-    if mesh.backend is not None:
-        raise ConfigError(
-            f"cuda_graphs=True is for one rank on a GPU, and the mesh has {mesh.num_ranks}: leave "
-            "it out, as messages between ranks are not recorded"
+def can_record(mesh: Mesh) -> bool:
+    """Whether passes on ``mesh`` can be recorded; where a GPU could do it, a line says why not."""
+    if mesh.device.type != "cuda":
+        return False
+    if mesh.backend is None or mesh.transport is not None:
+        return True
+    if mesh.rank == 0:
+        _log.warning(
+            "passes run without CUDA graphs: ranks exchange by %s, which is not recorded; "
+            'hyperslab.init(transport="device") is for ranks of one node',
+            mesh.backend,
         )
+    return False
 
 
 @dataclass
@@ -81,7 +90,7 @@ class _Entry:
 
 
 class Graphed:
-    """The forward pass ``run`` of ``module``, on a mesh of one rank."""
+    """The forward pass ``run`` of ``module``."""
 
     def __init__(
         self,
@@ -90,7 +99,10 @@ class Graphed:
         mesh: Mesh,
         chains: Sequence[DepthFirst],
         recorder: Recorder,
+        replica: Replica | None = None,
     ) -> None:
+        """``replica`` averages the gradients of the module's weights, where there are any."""
+        self._replica = replica
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
         self._name = type(module).__name__
         self._recorder, self._memory = recorder, ActivationMemory()
@@ -156,7 +168,14 @@ class Graphed:
         try:
             self._check_parts(entry.snapshot.parts)
             entry.recorded = Recorded(
-                self._run, self._module, self._recorder, self._memory, given, entry.used
+                self._run,
+                self._module,
+                self._mesh,
+                self._recorder,
+                self._memory,
+                given,
+                entry.used,
+                averages=self._is_synced,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it runs without a graph
             if "out of memory" in str(error):
@@ -201,7 +220,12 @@ class Graphed:
         if found is None:
             self._tell(f"an argument is neither a tensor on {device} nor a number or a word")
             return None
-        return found
+        return found, self._is_synced
+
+    @property
+    def _is_synced(self) -> bool:
+        """Whether gradients of weights are averaged in this pass, and not later."""
+        return self._replica is not None and self._replica.is_synced
 
 
 def _is_observed() -> bool:

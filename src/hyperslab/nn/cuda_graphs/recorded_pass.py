@@ -15,6 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from hyperslab.comm.graph import held_constants
+from hyperslab.comm.journal import journal
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.messages import follow_exchanges, without_messages
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import (
@@ -27,8 +30,9 @@ from hyperslab.nn.cuda_graphs.replayable import (
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, tensors_in
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import map_tensors, tensors_of
+from hyperslab.nn.parallel.gradient_averaging import Averaging
 from hyperslab.nn.slab import is_slab
-from hyperslab.nn.trial_run import no_trace
+from hyperslab.nn.trial_run import no_trace, unjournaled
 from hyperslab.torch_private import foreach_mul, tree_leaves
 
 
@@ -42,17 +46,32 @@ class Recorded:
         self,
         run: Callable[..., Any],
         module: nn.Module,
+        mesh: Mesh,
         recorder: Recorder,
         memory: ActivationMemory,
         given: Given,
         usual: OutputNumbers | None,
+        *,
+        averages: bool,
     ) -> None:
-        """Gradients of the outputs ``usual`` are expected to come together, if of any."""
-        self._pass, self._memory = StaticPass(run, module, given), memory
-        self._follow = recorder.follow
-        device = self._pass.device
-        with no_trace(module, device), _same_values(module, device), _same_seeds(device):
-            self._practise(module, recorder, usual)
+        """Gradients of the outputs ``usual`` are expected to come together, if of any.
+
+        Where it ``averages``, those of weights become means over ranks while they are computed.
+
+        On several ranks it needs no other rank: a pass is tried out without messages, and replays
+        send the same messages as ordinary passes.
+        """
+        self._pass = StaticPass(run, module, given, mesh, averages=averages)
+        self._memory, self._mesh, self._recorder = memory, mesh, recorder
+        self._averages = averages
+        with (
+            no_trace(module, mesh.device),
+            unjournaled(),
+            _same_values(module, mesh.device),
+            _same_seeds(mesh.device),
+        ):
+            with without_messages(mesh):
+                self._practise(module, recorder, usual)
             with held_constants() as self._constants:
                 self._record(recorder)
 
@@ -65,9 +84,10 @@ class Recorded:
             for numbers in own.gradient_sets:
                 own.backward(numbers)
         values = plain_values(own.out)
-        before = StateBefore(module, own.inputs)
+        before, num_noted = StateBefore(module, own.inputs), journal.count
         with recorder.practice(), recorder.watch_for_waits() as waits:
             own.run()
+        self._operators = journal.since(num_noted)
         before.check(waits)
         own.weights.check()
         check_output(own.out, own.device, [*own.inputs, *before.state.tensors])
@@ -93,11 +113,11 @@ class Recorded:
     def __call__(self, given: Given) -> Any:
         """What the module would return."""
         tensors = tensors_in(tree_leaves(given, is_leaf=is_slab))
-        self._follow()
+        self._recorder.follow()
         with torch.no_grad():
             for own, tensor in zip(self._pass.inputs, tensors, strict=True):
                 own.copy_(tensor)
-        self._pass.seeds.refill()
+        journal.repeat(self._operators, self._pass.seeds.refill())
         if self._pass.grads:
             sources = self._pass.sources(tensors, self._pass.weights.originals)
             outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
@@ -108,6 +128,7 @@ class Recorded:
 
     def replay_forward(self) -> list[Tensor]:
         """Outputs that no later replay overwrites."""
+        follow_exchanges(self._mesh)
         self._forward_again()
         return [out.clone() for out in self._outputs]
 
@@ -121,6 +142,8 @@ class Recorded:
         """The gradients of inputs and weights, where any of ``grads`` leads there."""
         own = self._pass
         given = OutputNumbers(place for place in own.grads if grads[place] is not None)
+        if given not in self._backwards and self._mesh.num_ranks > 1:
+            raise self._unknown(given, "for which ranks send other messages")
         numbers = given if given in self._backwards else own.gradient_sets[-1]
         for place in numbers:
             if (grad := grads[place]) is None:
@@ -128,10 +151,16 @@ class Recorded:
             else:
                 own.grads[place].copy_(grad)
         found, run_again = self._backwards[numbers]
+        follow_exchanges(self._mesh)
         run_again()
         if numbers != given:
             found = self._reached(given, found)
-        return _copies(found)
+        copies = _copies(found)
+        if self._averages:
+            trained = own.trained
+            averaging = Averaging.of_this_pass(self._mesh)
+            averaging.note_means(trained, copies[len(copies) - len(trained) :])
+        return copies
 
     def _reached(self, given: OutputNumbers, found: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Those of ``found`` that autograd brings gradients of the outputs ``given``.
@@ -141,13 +170,16 @@ class Recorded:
         reach = [self._pass.reach[place] for place in given]
         kept = [x if any(own[i] for own in reach) else None for i, x in enumerate(found)]
         if not all(grad.isfinite().all() for grad in kept if grad is not None):
-            recorded = " or ".join(str(sorted(numbers)) for numbers in self._pass.gradient_sets)
-            raise ConfigError(
-                f"gradients of outputs {sorted(given)} alone came to be infinite or NaN. CUDA "
-                f"graphs have recorded those of {recorded}, and take others for zeros: use the "
-                "same outputs in every loss, or parallelize without cuda_graphs"
-            )
+            raise self._unknown(given, "and zeros for the others made some infinite or NaN")
         return kept
+
+    def _unknown(self, given: OutputNumbers, why: str) -> ConfigError:
+        recorded = " or ".join(str(sorted(numbers)) for numbers in self._pass.gradient_sets)
+        return ConfigError(
+            f"a backward pass of outputs {sorted(given)} alone (CUDA graphs have recorded those of "
+            f"{recorded}, {why}): use the same outputs in every loss, or parallelize without "
+            "cuda_graphs"
+        )
 
 
 def _copies(grads: Sequence[Tensor | None]) -> list[Tensor | None]:

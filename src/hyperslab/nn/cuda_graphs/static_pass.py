@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.reduce import SumsBeside
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
 from hyperslab.nn.module_snapshot import PLAIN, ParameterSlots
 from hyperslab.nn.outputs import tensors_of
+from hyperslab.nn.parallel.gradient_averaging import GradientMeans
+from hyperslab.nn.parallel.outside_tensors import leave_part
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_flatten, tree_unflatten
 
@@ -31,12 +36,22 @@ class StaticPass:
     can be filled with other values before each run.
     """
 
-    def __init__(self, run: Callable[..., Any], module: nn.Module, given: Given) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        module: nn.Module,
+        given: Given,
+        mesh: Mesh,
+        *,
+        averages: bool,
+    ) -> None:
+        """Where it ``averages``, gradients of weights are means over ranks, else parts of them."""
         leaves, self._spec = tree_flatten(given, is_leaf=is_slab)
         self._run, self._makers, self._module = run, [_maker(leaf) for leaf in leaves], module
         self.inputs = [_twin(tensor) for tensor in tensors_in(leaves)]
         self.device, self._wants = self.inputs[0].device, [x.requires_grad for x in self.inputs]
         self.seeds, self.weights = StaticSeeds(self.device), StaticWeights(module)
+        self._mesh, self._sums = mesh, SumsBeside(mesh) if averages else None
         self.out: Any = None
         """What the last run returned."""
         self.outputs: list[Tensor] = []
@@ -65,9 +80,26 @@ class StaticPass:
             torch.autograd.set_multithreading_enabled(False),  # who draws does it in this thread
         ):
             sources, others_follow = self._own_sources(), wanted != self.gradient_sets[-1]
-            return torch.autograd.grad(
-                outputs, sources, grads, retain_graph=others_follow, allow_unused=True
-            )
+            with self._averaged() as means:
+                found = torch.autograd.grad(
+                    outputs, sources, grads, retain_graph=others_follow, allow_unused=True
+                )
+            return found if means is None else [*found[: len(self._wanted)], *means.finish()]
+
+    @contextmanager
+    def _averaged(self) -> Iterator[GradientMeans | None]:
+        """Within it, gradients of weights are averaged as they come."""
+        if self._sums is None:
+            yield None
+            return
+        means = GradientMeans(self.trained, self._sums, self._mesh)
+        twins = [self.weights.twins[i] for i in self._reached]
+        hooks = [twin.register_hook(partial(means.on_grad, i)) for i, twin in enumerate(twins)]
+        try:
+            yield means
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def run(self) -> None:
         self.forward()
@@ -108,6 +140,11 @@ class StaticPass:
     def sources(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         """Those of ``inputs`` and ``weights`` that get gradients."""
         return [inputs[i] for i in self._wanted] + [weights[i] for i in self._reached]
+
+    @property
+    def trained(self) -> list[Parameter]:
+        """The weights that get gradients."""
+        return [self.weights.originals[i] for i in self._reached]
 
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
@@ -172,6 +209,7 @@ def _twin_of(weight: Parameter) -> Parameter:
         raise CannotReplayError(f"a weight is a {type(weight).__name__}")
     twin = Parameter(weight.detach(), weight.requires_grad)
     twin.__dict__.update(weight.__dict__)
+    leave_part(twin)
     return twin
 
 
@@ -215,8 +253,10 @@ class StaticSeeds:
         with drawing_from(refuse):
             yield
 
-    def refill(self) -> None:
-        """Draws for the next replay."""
-        if self._numbers is not None:
-            drawn = torch.randint(NUM_VALUES, self._numbers.shape)
-            self._numbers.copy_(drawn, non_blocking=True)  # CUDA reads what is not pinned at once
+    def refill(self) -> list[int]:
+        """Draws for the next replay; the seeds."""
+        if self._numbers is None:
+            return []
+        drawn = torch.randint(NUM_VALUES, self._numbers.shape)
+        self._numbers.copy_(drawn, non_blocking=True)  # CUDA reads what is not pinned at once
+        return drawn[:, 0].tolist()

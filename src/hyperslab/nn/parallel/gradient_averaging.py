@@ -18,11 +18,11 @@ from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.reduce import PendingSum
+from hyperslab.comm.reduce import PendingSum, SumsBeside
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
-from hyperslab.torch_private import backward_pass_id
+from hyperslab.torch_private import backward_pass_id, foreach_copy_
 
 
 class Replica:
@@ -39,7 +39,7 @@ class Replica:
         mesh: Mesh,
         comparisons: Comparisons,
     ) -> None:
-        self._module, self._forward = module, forward
+        self._module, self.forward = module, forward
         self._mesh, self._comparisons = mesh, comparisons
         self._is_synced = True
         self._unsynced: dict[int, tuple[int, Tensor]] = {}
@@ -58,11 +58,11 @@ class Replica:
             from hyperslab.nn.compile import hook_weights_of  # loads the compiler
 
             hook_weights_of(self._number + 0)  # + 0: a constant that Dynamo wants no guard for
-            return self._forward(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         if not torch.is_grad_enabled():
-            return self._forward(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         self.hook_weights()
-        out = self._forward(*args, **kwargs)
+        out = self.forward(*args, **kwargs)
         if self._is_synced:
             for leaf in tensors_of(out):
                 if leaf.grad_fn is not None:
@@ -102,18 +102,26 @@ class Replica:
             self.nodes[weight._hyperslab_number] = get_gradient_edge(weight).node  # type: ignore[attr-defined]
 
     def on_grad(self, weight: Tensor, number: int) -> None:
-        """Called when ``weight`` got a gradient."""
+        """Called when ``weight`` got a gradient, or a function said that it gets none."""
+        if weight.grad is None:
+            return
         averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
             return
         averaging.join(self, self._before_end)
         self._unsynced.pop(id(weight), None)
+        if averaging.is_mean(weight):
+            return
         bucket = self._buckets.get(id(weight))
         if bucket is None or has_other_hooks(weight):  # which may change it
             averaging.at_end(weight, number)
         else:
             averaging.now(weight, number, bucket)
+
+    def bucket_of(self, weight: Tensor) -> Bucket | None:
+        """That of a weight that is trained, as the last forward pass found it."""
+        return self._buckets.get(id(weight))
 
     def _before_backward(self, grad: Tensor) -> None:
         Averaging.of_this_pass(self._mesh).join(self, self._before_end)
@@ -143,7 +151,7 @@ class GradientHook:
     """What a weight calls when it got a gradient; it does not keep its replica alive."""
 
     def __init__(self, replica: Replica, number: int) -> None:
-        self.replica, self._number = weakref.ref(replica), number
+        self.replica, self.number = weakref.ref(replica), number
 
     @classmethod
     def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
@@ -154,7 +162,7 @@ class GradientHook:
 
     def __call__(self, weight: Tensor) -> None:
         if replica := self.replica():
-            replica.on_grad(weight, self._number)
+            replica.on_grad(weight, self.number)
 
 
 _numbers = itertools.count()
@@ -190,6 +198,8 @@ class Bucket:
     """Leaves of one dtype and device whose gradients share a message."""
 
     leaves: list[Tensor] = field(default_factory=list)
+    number: int = field(default_factory=itertools.count().__next__)
+    """In whose order messages are received, in whichever order gradients came."""
 
     @property
     def is_full(self) -> bool:
@@ -223,7 +233,10 @@ class Averaging:
         """The leaves, by their ids, and their numbers, in whose order the last message has them."""
         self._missing: dict[Bucket, int] = {}
         """How many of their leaves have no gradient yet."""
-        self._messages: list[_Message] = []
+        self._full: dict[int, _Message] = {}
+        """The messages of whole buckets, by their numbers."""
+        self._means: dict[int, tuple[Tensor, int]] = {}
+        """Gradients that are means already, by the ids of their leaves, and their versions."""
         self._who: dict[object, Callable[[Averaging], None]] = {}
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -247,7 +260,20 @@ class Averaging:
         if not self._missing[bucket]:
             for each in bucket.leaves:
                 del self._waiting[id(each)]
-            self._messages.append(_Message(bucket.leaves, self._mesh))
+            self._full[bucket.number] = _Message(bucket.leaves, self._mesh)
+
+    def note_means(self, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """Says that the pass brings ``leaves`` these gradients, which are means over ranks."""
+        for leaf, grad in zip(leaves, grads, strict=True):
+            if grad is not None:
+                self._means[id(leaf)] = grad.detach(), grad._version
+
+    def is_mean(self, leaf: Tensor) -> bool:
+        """Whether ``leaf.grad`` is such a mean itself, to which nothing was added."""
+        grad, version = self._means.get(id(leaf), (None, 0))
+        if grad is None or leaf.grad is None or leaf.grad.data_ptr() != grad.data_ptr():
+            return False
+        return grad._version == version
 
     def join(self, who: object, before_end: Callable[[Averaging], None]) -> None:
         """Has ``before_end`` called, once, before the rest is sent."""
@@ -263,8 +289,9 @@ class Averaging:
         for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
             if leaf.grad is not None:
                 alike.setdefault((leaf.grad.dtype, leaf.grad.device), []).append(leaf)
-        self._messages += [_Message(leaves, self._mesh) for leaves in alike.values()]
-        for message in self._messages:
+        self._means.clear()
+        full = [message for _, message in sorted(self._full.items())]
+        for message in full + [_Message(leaves, self._mesh) for leaves in alike.values()]:
             message.receive()
 
 
@@ -278,9 +305,8 @@ class _Message:
     @torch.no_grad()
     def __init__(self, leaves: Sequence[Tensor], mesh: Mesh) -> None:
         self._leaves, self._mesh = leaves, mesh
-        grads = [_dense(leaf) for leaf in leaves]
-        # Divided before they are summed, as half overflows.
-        self._mean = torch.cat([grad.flatten() for grad in grads]) / mesh.num_ranks
+        grads = [_dense(leaf, leaf.grad) for leaf in leaves]
+        self._mean = _in_a_row(grads, leaves) / mesh.num_ranks  # before the sum: half overflows
         self._sent = [(grad, grad._version) for grad in grads]
         with contact("averaging gradients", mesh):
             self._sum = PendingSum(self._mean, mesh)
@@ -289,19 +315,106 @@ class _Message:
     def receive(self) -> None:
         with contact("averaging gradients", self._mesh):
             self._sum.wait()
-        means = self._mean.split([grad.numel() for grad, _ in self._sent])
-        for leaf, (grad, version), mean in zip(self._leaves, self._sent, means, strict=True):
+        for leaf, (grad, version) in zip(self._leaves, self._sent, strict=True):
             if leaf.grad is not grad or grad._version != version:
                 raise UnsupportedOp(
                     f"the gradient of a weight of shape {tuple(leaf.shape)} was changed in a "
                     "backward pass while it was averaged over the ranks: change it in a hook of "
                     "the weight, or after the pass"
                 )
-            grad.copy_(mean.view_as(grad))
+        foreach_copy_([grad for grad, _ in self._sent], _apart(self._mean, self._leaves))
 
 
-def _dense(leaf: Tensor) -> Tensor:
-    grad = leaf.grad
+class GradientMeans:
+    """The means over ranks of gradients of ``weights``, taken while a backward pass is recorded.
+
+    The messages are those that ``Averaging`` sends in an ordinary pass, in the same order.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], sums: SumsBeside, mesh: Mesh) -> None:
+        self._weights, self._sums, self._mesh = weights, sums, mesh
+        self._buckets = _whole_buckets(weights)
+        self._num_sent = 0
+        self._grads: dict[int, Tensor] = {}
+        """By the places of weights."""
+        self._means: dict[int, Tensor] = {}
+
+    def on_grad(self, place: int, grad: Tensor) -> None:
+        """Takes the gradient of a weight; buckets leave in their order, as soon as they can."""
+        self._grads[place] = _dense(self._weights[place], grad)
+        while self._num_sent < len(self._buckets) and self._send(self._buckets[self._num_sent]):
+            self._num_sent += 1
+
+    def finish(self) -> list[Tensor | None]:
+        """The means, for whatever is launched next; None for weights that got no gradient."""
+        for bucket in self._buckets[self._num_sent :]:
+            self._send(bucket)
+        alike: dict[object, list[int]] = {}
+        rest = [place for place in self._grads if place not in self._means]
+        for place in sorted(rest, key=lambda place: _number_of(self._weights[place])):
+            grad = self._grads[place]
+            alike.setdefault((grad.dtype, grad.device), []).append(place)
+        for places in alike.values():
+            self._send(places)
+        self._sums.join()
+        return [self._means.get(place) for place in range(len(self._weights))]
+
+    @torch.no_grad()
+    def _send(self, places: Sequence[int]) -> bool:
+        """Takes the means of weights at ``places``, if all have got their gradients."""
+        if not self._grads.keys() >= {*places}:
+            return False
+        leaves = [self._weights[place] for place in places]
+        with self._sums.after_now():
+            row = _in_a_row([self._grads[place] for place in places], leaves)
+            row /= self._mesh.num_ranks
+            self._sums.sum_(row)
+        self._means.update(zip(places, _apart(row, leaves), strict=True))
+        return True
+
+
+def _whole_buckets(weights: Sequence[Tensor]) -> list[list[int]]:
+    """The places in ``weights`` of the leaves of each bucket of which all are there."""
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    buckets = {bucket.number: bucket for weight in weights if (bucket := _bucket_of(weight))}
+    leaves = [bucket.leaves for _, bucket in sorted(buckets.items())]
+    return [[places[id(x)] for x in each] for each in leaves if all(id(x) in places for x in each)]
+
+
+def _bucket_of(weight: Tensor) -> Bucket | None:
+    hook = gradient_hook_of(weight)
+    replica = None if hook is None else hook.replica()
+    return None if replica is None else replica.bucket_of(weight)
+
+
+def _number_of(weight: Tensor) -> int:
+    hook = gradient_hook_of(weight)
+    assert hook is not None
+    return hook.number
+
+
+def _in_a_row(grads: Sequence[Tensor], leaves: Sequence[Tensor]) -> Tensor:
+    """A copy of all elements of ``grads``, each in the order in which its leaf lies in memory."""
+    pairs = zip(grads, leaves, strict=True)
+    return torch.cat([grad.permute(_memory_order(leaf)).reshape(-1) for grad, leaf in pairs])
+
+
+def _apart(row: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Views of ``row``, made by ``_in_a_row``, that lie as ``leaves`` do."""
+    found = []
+    for leaf, part in zip(leaves, row.split([leaf.numel() for leaf in leaves]), strict=True):
+        order = _memory_order(leaf)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        found.append(part.view([leaf.shape[dim] for dim in order]).permute(back))
+    return found
+
+
+def _memory_order(leaf: Tensor) -> list[int]:
+    """Its dims, those of long strides first."""
+    return sorted(range(leaf.ndim), key=leaf.stride, reverse=True)
+
+
+def _dense(leaf: Tensor, grad: Tensor | None) -> Tensor:
     assert grad is not None
     if grad.layout != torch.strided:
         raise UnsupportedOp(

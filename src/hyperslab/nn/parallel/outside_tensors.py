@@ -128,6 +128,11 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
     return out
 
 
+def leave_part(x: Tensor) -> None:
+    """Has the gradient of ``x`` stay this rank's part of it: whoever gets it takes the mean."""
+    x._has_mean = True  # type: ignore[attr-defined]
+
+
 def _mean(grad: Tensor, mesh: Mesh) -> Tensor:
     part = grad.to(mesh.device) / mesh.num_ranks  # before the sum, as half overflows
     return reduce_sum(part, mesh, AXES).to(grad.device)

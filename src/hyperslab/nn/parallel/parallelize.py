@@ -23,7 +23,7 @@ from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh, one_thread
 from hyperslab.errors import ConfigError
-from hyperslab.nn.cuda_graphs.graphed import Graphed, check_graphs
+from hyperslab.nn.cuda_graphs.graphed import Graphed, can_record
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.depth_first import memory_watch
 from hyperslab.nn.depth_first.chains import (
@@ -86,9 +86,10 @@ def parallelize(
     On one rank ``forward`` runs on plain tensors, as if it was not parallel. Large tensors are cut
     into tiles and fused kernels serve there too, and random numbers are those of any mesh.
 
-    With ``cuda_graphs``, on one rank with a GPU, passes are recorded in CUDA graphs and replayed,
-    so that the GPU does not wait for the host: for each signature (shapes, dtypes, memory
-    formats), the second pass records and later ones replay. Outputs, gradients and random numbers
+    With ``cuda_graphs``, on GPUs, passes are recorded in CUDA graphs and replayed, so that a GPU
+    does not wait for the host: for each signature (shapes, dtypes, memory formats), the second pass
+    records and later ones replay. On several ranks that needs ``init(transport="device")``, and
+    exchanges between them are part of it. Outputs, gradients and random numbers
     are the same; Python code of ``forward`` no longer runs. Passes that cannot be recorded run as
     ever, and a line in the log says why: the host waits for the GPU in them (``item()``, indices
     by masks), parts of the module have hooks or are computed depth first, attributes change.
@@ -101,15 +102,13 @@ def parallelize(
     Collective over the mesh.
     """
     _check(module, mesh, batch_stats)
-    if cuda_graphs:
-        check_graphs(mesh)
     if mesh.batch_stats != batch_stats:
         mesh = replace(mesh, batch_stats=batch_stats)
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
     named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
-    traits = shard_weights, batch_stats, named, _traits(module)
+    traits = shard_weights, batch_stats, named, cuda_graphs, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
@@ -146,6 +145,8 @@ class _State:
     hooks: BackwardHooks
     memory: MemoryWatch | None
     """What picks modules to compute depth first; None where there are none to pick from."""
+    cuda_graphs: bool
+    """Whether passes are to be recorded."""
 
 
 class Parallel:
@@ -208,8 +209,8 @@ class Parallel:
         state = self._hyperslab
         with _plain(self) as plain:
             twin = copy.deepcopy(plain, memo)
-        replicated, graphs = isinstance(state.run, Replica), isinstance(state.run, Graphed)
-        _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=graphs)
+        replicated = isinstance(state.run, Replica)
+        _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=state.cuda_graphs)
         return twin  # type: ignore[return-value]
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -266,16 +267,18 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     candidates = [chain for chain in chains if not chain.picked]
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
     comparisons = Comparisons(mesh)
-    run = forward
-    if replicated:
-        run = Replica(module, forward, mesh, comparisons)
-    elif mesh.backend is None:
+    run: Callable[..., Any] = forward
+    if mesh.backend is None:
         run = SingleRank(module, forward, mesh)
-    if cuda_graphs and mesh.device.type == "cuda":
-        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device))
+    replica = Replica(module, forward, mesh, comparisons) if replicated else None
+    if cuda_graphs and can_record(mesh):
+        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device), replica)
+    if replica is not None:
+        replica.forward, run = run, replica
     hooks = BackwardHooks(module, mesh)
     memory = MemoryWatch(module, forward, mesh, candidates) if candidates else None
-    module.__dict__["_hyperslab"] = _State(mesh, cls, patch, run, comparisons, hooks, memory)
+    state = _State(mesh, cls, patch, run, comparisons, hooks, memory, cuda_graphs)
+    module.__dict__["_hyperslab"] = state
     change_class(module, type(f"Parallel{cls.__name__}", (Parallel, cls), {}))
 
 
@@ -298,7 +301,9 @@ def _traits(module: nn.Module) -> list[tuple[object, ...]]:
     """What must be the same on every rank."""
     layers = [(name, type(layer).__name__) for name, layer in module.named_modules()]
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return layers + [(name, tuple(x.shape), x.dtype, x.requires_grad) for name, x in tensors]
+    return layers + [
+        (name, tuple(x.shape), x.stride(), x.dtype, x.requires_grad) for name, x in tensors
+    ]
 
 
 def _share_random_state(mesh: Mesh) -> None:
