@@ -13,11 +13,11 @@ import torch.distributed as dist
 from gpu.cases import Case
 from gpu.clock import synchronize
 from gpu.trial import Setting, Trial, release
-from hyperslab.train.precision import float32_products
 from torch import Tensor, nn
 
 import hyperslab as hs
 from hyperslab.layout import AXES
+from hyperslab.train.model import float32_products
 
 WARM_UP_STEPS = 5
 """With graphs the first pass runs as ever, the second is recorded."""
