@@ -18,7 +18,7 @@ import torch.distributed as dist
 import hyperslab as hs
 from hyperslab.comm.device_transport import DeviceTransport, SharedMemory, shared_nbytes
 from hyperslab.comm.fetch import fetch, post_fetch
-from hyperslab.comm.reduce import gather_stacked, reduce_sum
+from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
 from hyperslab.testing.host_gpus import make_host_memory, share_host_memory
@@ -347,6 +347,25 @@ def check_sums():
             x = parts[ranks.index(mesh.rank)].to(mesh.device)
             assert torch.equal(gather_stacked(x, mesh, axes).cpu(), parts)
             torch.testing.assert_close(reduce_sum(x, mesh, axes).cpu(), parts.sum(0))
+
+
+def check_sums_of_a_kernel(dtype):
+    mesh = meet({"height": 3})
+    parts = [seeded(5, 7, seed=rank).to(dtype) for rank in range(3)]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    for offset in (0, 1):  # also where memory begins at an odd place
+        x = torch.zeros(36, dtype=dtype, device=mesh.device)[offset : offset + 35].view(5, 7)
+        x.copy_(parts[mesh.rank])
+        assert mesh.transport.can_sum(x)
+        reduce_sum_(x, mesh, ("height",))
+        in_order = (parts[0].to(wide) + parts[1].to(wide) + parts[2].to(wide)).to(dtype)
+        assert torch.equal(x.cpu(), in_order)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_kernel_sums_in_the_order_of_ranks(dtype):
+    with Team(3, timeout_seconds=200) as team:
+        team.run(check_sums_of_a_kernel, dtype)
 
 
 def test_sums_and_stacks_over_some_of_the_axes():

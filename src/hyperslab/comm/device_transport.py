@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hyperslab.errors import ConfigError
 from hyperslab.kernels import faces
-from hyperslab.kernels.exchange import STATE_WORDS, Endpoint, Lane, Move, Run, Wait, run_tasks
+from hyperslab.kernels.exchange import STATE_WORDS, Endpoint, Lane, Move, Run, Sum, Wait, run_tasks
 from hyperslab.kernels.face_plans import box_tasks, plan_room
 from hyperslab.layout import Assembly, Message
 
@@ -41,6 +41,8 @@ _GAVE_UP = 1 << 62
 _MAX_PROGRAMS = 48
 """That may wait on a GPU, by each of two transports: together fewer than it has processors, or none
 could go on."""
+
+_SUMMED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -163,6 +165,7 @@ class DeviceTransport:
         self._report = self._endpoint.report.numpy()
         # Never forgotten: CUDA graphs hold the addresses of their tables.
         self._plans: dict[Any, list[_Round]] = {}
+        self._sums: dict[Any, tuple[Move, Sum]] = {}
         self._open: deque[tuple[Incoming, _Round]] = deque()
         self._stream: torch.cuda.Stream | None = None
         self.is_silent = False
@@ -221,6 +224,41 @@ class DeviceTransport:
         rounds = self._plan(key, put_rounds, coming, wants, size, endpoint)
         source = faces.in_one(pieces, dtype) if pieces else self.memory.own
         return self._post(rounds, source, wants, dtype)
+
+    def can_sum(self, x: Tensor) -> bool:
+        """Whether ``sum_`` takes tensors like ``x``."""
+        return x.dtype in _SUMMED and x.nbytes <= self.slot_nbytes and x.is_contiguous()
+
+    def sum_(
+        self, x: Tensor, boxes: Assembly, messages: Sequence[Message], place: int, limit: int
+    ) -> None:
+        """Adds the ``x`` of other ranks to this rank's, in place: the same sum on all of them.
+
+        ``messages`` send the whole of it to each of them, in the order of ranks, and bring theirs;
+        ``place`` is this rank's among them. See ``post_boxes`` for the rest.
+        """
+        size, endpoint = x.itemsize, self._endpoint_within(limit)
+        offset, envelopes = x.data_ptr() % 8 // size, _envelopes(messages, size)
+        key = x.shape, x.dtype, offset, envelopes, place, limit
+        found = self._sums.get(key)
+        if found is None:
+            peers = [envelope.peer for envelope in envelopes]
+            starts = [self._start(self.rank, peer) // size for peer in peers]
+            tasks = list(box_tasks(boxes, x.stride(), starts))
+            put = Move(tasks, size, offset, list(map(self._to, envelopes)), endpoint, fills=True)
+            own = [self._start(peer, self.rank) for peer in peers]
+            lanes = list(map(self._from, envelopes))
+            found = put, Sum(x.numel(), x.dtype, own, lanes, place, endpoint)
+            self._sums[key] = found
+        self.check()
+        if self.is_silent:
+            return
+        while self._open:
+            self.take_oldest()
+        self._keep_order()
+        put, add = found
+        put(self.memory.own, x)
+        add(x, self.memory.own)
 
     @contextmanager
     def silence(self) -> Iterator[None]:

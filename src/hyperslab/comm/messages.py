@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
 from hyperslab.torch_private import is_traced
+
+Result = TypeVar("Result")
 
 _HOST = torch.device("cpu")
 
@@ -186,7 +188,14 @@ def post_on_device(
     *,
     beside: bool = False,
 ) -> PendingOnDevice:
-    """Posts messages by ``post(transport, limit)``; kernels wait ``limit`` nanoseconds for them.
+    """What ``post`` brings, which posts messages; see ``run_on_device``."""
+    return PendingOnDevice(run_on_device(post, mesh, doing, beside=beside), mesh, doing)
+
+
+def run_on_device(
+    run: Callable[[DeviceTransport, int], Result], mesh: Mesh, doing: str, *, beside: bool = False
+) -> Result:
+    """What ``run(transport, limit)`` returns; its kernels wait ``limit`` nanoseconds for others.
 
     Messages ``beside`` keep no order with others.
     """
@@ -195,10 +204,9 @@ def post_on_device(
         transport = transport.beside
     assert transport is not None
     try:
-        incoming = post(transport, int(mesh.timeout.total_seconds() * 1e9))
+        return run(transport, int(mesh.timeout.total_seconds() * 1e9))
     except TimeoutError as error:
         raise lost_contact(doing, mesh, error) from error
-    return PendingOnDevice(incoming, mesh, doing)
 
 
 def without_messages(mesh: Mesh) -> AbstractContextManager[None]:
@@ -214,12 +222,8 @@ def follow_exchanges(mesh: Mesh) -> None:
 
     To be called before a CUDA graph is replayed that exchanges. Raises if an exchange has failed.
     """
-    if mesh.transport is None:
-        return
-    try:
-        mesh.transport.follow()
-    except TimeoutError as error:
-        raise lost_contact("replaying a recorded pass", mesh, error) from error
+    if mesh.transport is not None:
+        run_on_device(lambda transport, _: transport.follow(), mesh, "replaying a recorded pass")
 
 
 def _post_staged(

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
+from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.messages import post_on_device
+from hyperslab.comm.messages import post_on_device, run_on_device
 from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
 from hyperslab.torch_private import foreach_copy_, is_traced
 
@@ -163,7 +164,7 @@ def _sum_on_device_(
     """Sums the contiguous ``x`` in place: equal on all ranks, bit by bit."""
     ranks = _ranks(mesh, axes)
     if x.nbytes * (len(ranks) - 1) <= ONE_STEP_NBYTES:
-        return x.copy_(torch.stack(_from_all(x, ranks, mesh, beside=beside)).sum(0))
+        return _sum_in_one_step_(x, ranks, mesh, beside=beside)
     # Each rank sums a part and sends the sum to all.
     parts = list(x.view(-1).tensor_split(len(ranks)))
     place = ranks.index(mesh.rank)
@@ -174,6 +175,21 @@ def _sum_on_device_(
     sums = _post([total] * len(others), mine, messages, x.dtype, mesh, beside=beside)
     foreach_copy_(others, sums)
     parts[place].copy_(total)
+    return x
+
+
+def _sum_in_one_step_(x: Tensor, ranks: tuple[int, ...], mesh: Mesh, *, beside: bool) -> Tensor:
+    """Every rank sends the whole to all."""
+    messages, boxes = _to_all(tuple(x.shape), ranks, mesh.rank)
+    place = ranks.index(mesh.rank)
+
+    def add(transport: DeviceTransport, limit: int) -> bool:
+        if can := transport.can_sum(x):
+            transport.sum_(x, boxes, messages, place, limit)
+        return can
+
+    if not run_on_device(add, mesh, _REDUCING, beside=beside):
+        x.copy_(torch.stack(_from_all(x, ranks, mesh, beside=beside)).sum(0))
     return x
 
 

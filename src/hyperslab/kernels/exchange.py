@@ -132,6 +132,42 @@ class Wait:
         self.launch(*self.tables)
 
 
+class Sum:
+    """Adds what comes on ``lanes`` to a tensor of ``numel`` numbers in place, by one kernel.
+
+    ``starts`` are the first slots of the lanes, in bytes of the shared memory; lanes are in the
+    order of their ranks, among which this one is at ``place``.
+    """
+
+    def __init__(
+        self,
+        numel: int,
+        dtype: torch.dtype,
+        starts: Sequence[int],
+        lanes: Sequence[Lane],
+        place: int,
+        endpoint: Endpoint,
+    ) -> None:
+        import triton.language as tl
+
+        from hyperslab.kernels.gpu.exchange import sum_and_tell
+
+        device = endpoint.state.device
+        self.tables = torch.tensor(starts).to(device), _lane_table(lanes, device), *endpoint[:2]
+        constants = {
+            "num_slots": endpoint.num_slots,
+            "timed": endpoint.is_timed,
+            "wide": tl.float64 if dtype == torch.float64 else tl.float32,
+            "block": BLOCK,
+        }
+        numbers = numel, endpoint.limit, len(lanes), endpoint.slot_nbytes, place
+        grid = (min(-(-numel // BLOCK), endpoint.num_programs),)
+        self.launch = Launch(sum_and_tell, grid, device, numbers, constants)
+
+    def __call__(self, total: Tensor, memory: Tensor) -> None:
+        self.launch(total, memory, *self.tables)
+
+
 def _lane_table(lanes: Sequence[Lane], device: torch.device) -> Tensor:
     return torch.tensor(lanes, dtype=torch.int64).to(device)
 

@@ -31,7 +31,45 @@ def await_emptied(
 def await_filled(
     lanes, state, report, limit, num_lanes, num_slots: tl.constexpr, timed: tl.constexpr
 ) -> None:
-    """Waits until all lanes were filled; one program, so that others find room.
+    """Waits until all lanes were filled; one program, so that others find room."""
+    _await_messages(lanes, state, report, limit, num_lanes, num_slots, timed)
+
+
+@triton.jit
+def sum_and_tell(
+    total, memory, starts, lanes, state, report, numel, limit, num_lanes, slot_nbytes, place,
+    num_slots: tl.constexpr, timed: tl.constexpr, wide: tl.constexpr, block: tl.constexpr,
+) -> None:  # fmt: skip
+    """Adds what is in the next slot of each lane to ``total``, in the order of ranks, and tells so.
+
+    ``place`` is this rank's among them; ``starts`` are the first slots' in ``memory``, in bytes.
+    Waits until the slots are filled. If that fails, all becomes NaN.
+    """
+    failed = _await_messages(lanes, state, report, limit, num_lanes, num_slots, timed)
+    for tile in range(tl.program_id(0), tl.cdiv(numel, block), tl.num_programs(0)):
+        numbers = tile * block + tl.arange(0, block)
+        inside = numbers < numel
+        mine = tl.load(total + numbers, mask=inside).to(wide)
+        found = tl.where(failed == 0, tl.zeros((block,), wide), float("nan"))
+        for rank in range(num_lanes + 1):
+            if rank == place:
+                found += mine
+            else:
+                lane = rank - (rank > place).to(tl.int32)
+                count = tl.load(state + tl.load(lanes + lane * ROW + 2))
+                start = tl.load(starts + lane) + (count % num_slots) * slot_nbytes
+                slot = (memory + start).to(tl.pointer_type(total.dtype.element_ty), bitcast=True)
+                # Not from a cache: another GPU has written it.
+                found += tl.load(slot + numbers, mask=inside, volatile=True).to(wide)
+        tl.store(total + numbers, found.to(total.dtype.element_ty), mask=inside)
+    _finish_and_tell(lanes, state, num_lanes, num_slots, False)
+
+
+@triton.jit
+def _await_messages(
+    lanes, state, report, limit, num_lanes, num_slots: tl.constexpr, timed: tl.constexpr
+):
+    """Waits until all lanes were filled; 0 unless that failed.
 
     A message with another tag than the lane's is as good as none: it has its own report.
     """
@@ -45,6 +83,7 @@ def await_filled(
         reason = -tl.load(row + 3)
         tl.atomic_xchg(state, reason, mask=is_other, sem="relaxed", scope="gpu")
         tl.store(report, reason, mask=is_other)
+    return _failure(state)
 
 
 @triton.jit
@@ -76,6 +115,12 @@ def move_and_tell(
         else:
             source += slot
         move_tile(tile, to, source, source, tasks, owners, poison, unit, num_rest, 1, block)
+    _finish_and_tell(lanes, state, num_lanes, num_slots, fills)
+
+
+@triton.jit
+def _finish_and_tell(lanes, state, num_lanes, num_slots: tl.constexpr, fills: tl.constexpr):
+    """The last program to come here says to all lanes that slots were filled, or emptied."""
     tl.debug_barrier()
     finished = tl.atomic_add(state + 1, 1, sem="acq_rel", scope="gpu")
     if finished == tl.num_programs(0) - 1:
