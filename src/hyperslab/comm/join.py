@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
 from hyperslab.comm.device_setup import forget_transports, open_transport
-from hyperslab.comm.failure_report import publish_report
+from hyperslab.comm.failure_report import contact, publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
+from hyperslab.comm.local_sockets import LocalSockets, connect
 from hyperslab.comm.mesh import Mesh, forget_groups
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.kernels.conv_check import describe, find_wrong
@@ -55,9 +56,10 @@ def init(
     group that is already there; alone, needs none. May be called again for another mesh over the
     same ranks.
 
-    ``transport`` says how boxes such as halos travel: ``auto`` by NCCL or gloo, ``host`` by gloo
-    through host memory, ``device`` by kernels that write into the memory of other GPUs of the same
-    node, also where ranks share a GPU; the host then waits for nothing.
+    ``transport`` says how boxes such as halos travel: ``auto`` by NCCL or gloo, and small ones
+    between CPUs of one node by sockets; ``host`` by gloo through host memory; ``device`` by kernels
+    that write into the memory of other GPUs of the same node, also where ranks share a GPU; the
+    host then waits for nothing.
 
     A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
 
@@ -85,7 +87,38 @@ def init(
         atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
     _meet(mesh, wrong, transport)
-    return replace(mesh, transport=open_transport(mesh)) if transport == "device" else mesh
+    if transport == "device":
+        return replace(mesh, transport=open_transport(mesh))
+    if transport == "auto" and place.type == "cpu":
+        return replace(mesh, sockets=_sockets(mesh))
+    return mesh
+
+
+_connected: list[tuple[object, LocalSockets | None]] = []
+"""By process group; all meshes of a process use the same sockets."""
+
+
+def _sockets(mesh: Mesh) -> LocalSockets | None:
+    """Those between the ranks of a node. Collective over all ranks."""
+    world = dist.group.WORLD
+    if not _connected or _connected[0][0] is not world:
+        _close_sockets()
+
+        def tell_all(value: object) -> list[object]:
+            told = [value] * mesh.num_ranks
+            dist.all_gather_object(told, value, group=mesh.group)
+            return told
+
+        with contact("connecting to the ranks of its node", mesh):
+            _connected[:] = [(world, connect(mesh.rank, tell_all))]
+    return _connected[0][1]
+
+
+def _close_sockets() -> None:
+    while _connected:
+        _, sockets = _connected.pop()
+        if sockets is not None:
+            sockets.close()
 
 
 def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
@@ -151,6 +184,7 @@ def _leave(backend: str) -> None:
         publish_report(dist.get_rank(), f"{type(error).__name__}: {error}")
     if backend == "gloo" or not error:
         forget_transports()
+        _close_sockets()
         dist.destroy_process_group()
         forget_groups()
         gc.collect()  # joins gloo's threads while there is still an interpreter for them

@@ -39,7 +39,9 @@ def _messages(mesh: Mesh) -> str:
         return "kernels that write into the memory of other GPUs"
     if mesh.stages_through_host:
         return "gloo through host memory, for ranks share a GPU"
-    return "gloo" if mesh.backend == "gloo" else "NCCL"
+    if mesh.backend != "gloo":
+        return "NCCL"
+    return "gloo" if mesh.sockets is None else "gloo, small ones within a node by sockets"
 
 
 def _samples(config: Config, parts: Mapping[str, Dataset]) -> str:
