@@ -105,6 +105,8 @@ class BatchMaker:
 
     def _without(self, reading: Reading, faults: dict[int, str]) -> LocalBatch:
         batch, spans = reading.batch, self._placement.spans(len(reading.batch.indices))
+        if not faults:
+            return LocalBatch(batch, reading.rows, tuple([span.size for span in spans]), {})
         good = [
             [row for row, index in enumerate(batch.indices[a:b]) if index not in faults]
             for a, b in spans

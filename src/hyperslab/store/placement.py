@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 
@@ -25,6 +25,12 @@ class Placement:
     arrays: Mapping[str, ArraySpec]
     layouts: Mapping[str, Layout]
     """Of one sample, by array."""
+    # Every batch asks for the same few again, while all cores read.
+    _boxes: dict[tuple[str, int], Box] = field(default_factory=dict, repr=False, compare=False)
+    _spans: dict[int, tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _batch_layouts: dict[tuple[str, tuple[int, ...]], Layout] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -53,19 +59,29 @@ class Placement:
 
     def box(self, array: str, rank: int | None = None) -> Box:
         """What a rank (this one, if not given) takes of every sample."""
-        coords = self.grid.coords[self.rank if rank is None else rank]
-        return self.layouts[array].box(coords)
+        rank = self.rank if rank is None else rank
+        found = self._boxes.get((array, rank))
+        if found is None:
+            found = self._boxes[array, rank] = self.layouts[array].box(self.grid.coords[rank])
+        return found
 
     def spans(self, num: int) -> tuple[Span, ...]:
         """Which of the ``num`` samples of a batch go to each share."""
-        return cut_evenly(num, self.num_shares).spans
+        found = self._spans.get(num)
+        if found is None:
+            found = self._spans[num] = cut_evenly(num, self.num_shares).spans
+        return found
 
-    def batch_layout(self, array: str, sizes: Sequence[int]) -> Layout:
+    def batch_layout(self, array: str, sizes: tuple[int, ...]) -> Layout:
         """The layout of a batch of which each share has taken as many samples as ``sizes`` say."""
-        one = self.layouts[array]
-        cuts = Cuts(tuple(accumulate(sizes, initial=0)))
-        split = Split("sample", cuts) if self.num_shares > 1 else None
-        return Layout((cuts.extent, *one.shape), (split, *one.splits))
+        found = self._batch_layouts.get((array, sizes))
+        if found is None:
+            one = self.layouts[array]
+            cuts = Cuts(tuple(accumulate(sizes, initial=0)))
+            split = Split("sample", cuts) if self.num_shares > 1 else None
+            found = Layout((cuts.extent, *one.shape), (split, *one.splits))
+            self._batch_layouts[array, sizes] = found
+        return found
 
     @cached_property
     def ranks_by_share(self) -> list[list[int]]:
