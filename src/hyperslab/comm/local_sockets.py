@@ -1,8 +1,7 @@
 """Small messages between ranks of one node, which the calling threads write and read themselves.
 
-gloo takes a message to another thread on either side, and back, three times. With as many ranks as
-cores these threads push those that compute from their cores, at times while they hold the lock that
-gloo's thread then tries for again and again: a halo that takes 0.02 ms here takes milliseconds.
+gloo takes messages to threads of its own. With as many ranks as cores these push those that compute
+from their cores: a step of ten halos of 1 KiB took 9 to 18 ms, of which its threads burnt 2 to 7.
 """
 
 from __future__ import annotations
