@@ -175,14 +175,15 @@ IS_DECODED = (*IS_INFLATED, "slabs bitshuffle + lz4")
 
 
 def bars(report):
-    """What is held against which bar, of the layouts measured: (what, measured, sign, bar)."""
+    """Of the layouts measured: (what, measured, "<=" or ">=", bar, limit if any)."""
     found = []
     for layout, boxes_and_size in report.items():
         rows = {box: row for box, row in boxes_and_size.items() if box != "stored"}
         if layout == "contiguous":
             for box, bar in CONTIGUOUS_BARS.items():
                 what = f"contiguous, {box}: multiples of one pread"
-                found.append((what, rows[box]["hyperslab"], "<=", bar))
+                row = rows[box]
+                found.append((what, row["hyperslab"], "<=", bar, row.get("limit: bare preads")))
 
         def ratios(one, other, rows=rows):
             return [row[one] / row[other] for row in rows.values()]
@@ -240,7 +241,7 @@ def to_table(report):
             limit = row.get("limit: bare preads")
             words = "" if limit is None else f"   limit: bare preads {limit:.2f}"
             lines.append(f"    {box:19}" + "".join(f"{row[name]:22.2f}" for name in names) + words)
-    for what, measured, sign, bar in bars(report):
+    for what, measured, sign, bar, *_ in bars(report):
         met = measured <= bar if sign == "<=" else measured >= bar
         lines.append(f"{'met   ' if met else 'MISSED'} {what}: {measured:.2f} {sign} {bar}")
     return "\n".join(lines)

@@ -217,9 +217,9 @@ MUTANTS = [
     ),
     Mutant(
         "store/loader.py",
-        "        self._schedule, self._at = restored(self._schedule, state)\n"
+        "        self._schedule, self._at = restore_state(self._schedule, state)\n"
         "        self._is_within = False\n",
-        "        self._schedule, self._at = restored(self._schedule, state)\n",
+        "        self._schedule, self._at = restore_state(self._schedule, state)\n",
         "store/test_loader.py",
         "a state loaded after a loop that was left early is skipped to the next epoch",
     ),
@@ -289,24 +289,24 @@ MUTANTS = [
         "values are scaled after the logarithm",
     ),
     Mutant(
-        "store/shelves.py",
-        "promised = sum(shelf.promised_nbytes for shelf in _own_shelves)",
+        "store/slots.py",
+        "promised = sum(slots.promised_nbytes for slots in _own_slots)",
         "promised = 0",
         "store/test_budget.py store/test_segment.py store/test_loader.py",
         "two loaders promise the same memory",
     ),
     Mutant(
-        "store/saved.py",
+        "store/loader.py",
         'for name in ("num_samples", "shuffle"):',
         'for name in ("num_samples",):',
-        "store/test_owners.py store/test_loader.py",
+        "store/test_loader.py",
         "a state of another shuffle is accepted",
     ),
     Mutant(
-        "store/owners.py",
+        "store/placement.py",
         "order = replace(schedule, drop_last=False).order(epoch)",
         "order = replace(schedule, drop_last=False).order(0)",
-        "store/test_owners.py store/test_loader.py",
+        "store/test_placement.py store/test_loader.py",
         "who keeps a sample is decided by the first epoch, wherever a run begins",
     ),
     Mutant(
@@ -373,7 +373,7 @@ MUTANTS = [
         "a file is called damaged when its process was killed",
     ),
     Mutant(
-        "store/flags.py",
+        "store/slots.py",
         "with self._locked(fcntl.LOCK_EX):",
         "if True:",
         "store/test_memory.py",

@@ -41,3 +41,22 @@ def test_what_rank_0_finds_or_fails_at_all_know():
     with pytest.raises(ConfigError, match="only rank 0 saw it"):
         ask_first(fail_on(0, mesh, ConfigError("only rank 0 saw it")), channel)
     channel.close()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_the_largest_number_and_the_faults_of_all_ranks_are_found(nodes, monkeypatch):
+    mesh = hs.init(sample=3, device="cpu")
+    monkeypatch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % nodes}")
+    channel = SideChannel(mesh, "testing")
+    assert (channel._sockets is None) == (nodes == 3)
+    waits = [channel.post_max(number) for number in (mesh.rank, -mesh.rank, 5)]
+    assert [wait() for wait in waits] == [2, 0, 5]
+    assert channel.merge_faults({}) == {}
+    mine = {mesh.rank: "bad", 7: "worse"} if mesh.rank else {}
+    assert channel.merge_faults(mine) == {
+        1: "bad (rank 1)",
+        2: "bad (rank 2)",
+        7: "worse (rank 1)",
+    }
+    channel.close()

@@ -1,7 +1,7 @@
 import pytest
 
 from hyperslab.errors import ConfigError
-from hyperslab.store import shelves
+from hyperslab.store import slots
 from hyperslab.store.budget import free_memory, parse_nbytes
 
 GiB = 2**30
@@ -68,9 +68,9 @@ def test_sizes_that_are_none_are_refused(words):
 
 
 def test_two_loaders_do_not_promise_the_same_memory(monkeypatch):
-    monkeypatch.setattr(shelves, "free_memory", lambda: 10_000)
-    first = shelves.OwnShelf(8, 1000, 1, None, None)
-    second = shelves.OwnShelf(8, 1000, 1, None, None)
+    monkeypatch.setattr(slots, "free_memory", lambda: 10_000)
+    first = slots.OwnSlots(8, 1000, 1, None, None)
+    second = slots.OwnSlots(8, 1000, 1, None, None)
     try:
         assert (first.holding.num_memory, second.holding.num_memory) == (5, 0)
     finally:

@@ -7,6 +7,7 @@ import hyperslab as hs
 from hyperslab.errors import ConfigError
 from hyperslab.io.schedule import Position, Schedule
 from hyperslab.store.augment import Augmentation
+from hyperslab.store.loader import restore_state, save_state
 
 NUM = 11
 SHAPE = (2, 6, 5, 7)
@@ -119,7 +120,7 @@ def test_what_does_not_fit_into_memory_is_on_disk_or_read_again(
     mesh = hs.init(**axes, device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         if not disk:
-            patch.setattr("hyperslab.store.shelves.free_disk", lambda folder: 0)
+            patch.setattr("hyperslab.store.slots.free_disk", lambda folder: 0)
         loader = hs.Loader(
             opened(samples), mesh, batch_size=3, memory_budget=budget, spill_dir=tmp_path
         )
@@ -127,7 +128,7 @@ def test_what_does_not_fit_into_memory_is_on_disk_or_read_again(
         with loader:
             for slabs in itertools.chain(loader, loader):
                 check_batch(next(batches), slabs)
-            [holding] = {(h.num_memory, h.num_disk > 0) for h in loader._works._store.holdings}
+            [holding] = {(h.num_memory, h.num_disk > 0) for h in loader._pipeline._store.holdings}
         assert holding[1] == disk
 
 
@@ -241,3 +242,11 @@ def test_a_loop_cannot_go_on_after_another_was_begun(samples):
         next(iter(loader.numpy()))
         with pytest.raises(ConfigError, match="cannot go on: another was begun"):
             next(first)
+
+
+def test_a_state_of_another_shuffle_is_refused():
+    schedule = Schedule(num_samples=8, batch_size=4, shuffle="none")
+    state = save_state(schedule, Position(0, 4))
+    assert restore_state(schedule, state) == (schedule, Position(0, 4))
+    with pytest.raises(ConfigError, match="saved with shuffle='none', but the loader has 'global'"):
+        restore_state(Schedule(num_samples=8, batch_size=4), state)

@@ -16,8 +16,8 @@ import hyperslab as hs
 from hyperslab.comm.side_channel import SideChannel
 from hyperslab.io.schedule import Schedule
 from hyperslab.layout import Box, Grid
-from hyperslab.store.memory import MemoryStore, Wish
-from hyperslab.store.peers import Alone
+from hyperslab.store.memory import MemoryStore, Request
+from hyperslab.store.peers import SingleProcess
 from hyperslab.store.placement import Placement
 
 NUM = 7
@@ -69,12 +69,12 @@ def fill(store, indices):
         store.fill(index)
 
 
-def wish(index, box=WHOLE):
-    return Wish(index, "data", box)
+def request(index, box=WHOLE):
+    return Request(index, "data", box)
 
 
 def taken(store, index, box=WHOLE):
-    found = wish(index, box)
+    found = request(index, box)
     out = np.full(found.box.shape, UNTOUCHED, np.int16)
     store.take(found, out)
     return out
@@ -109,11 +109,11 @@ def test_boxes_from_another_node_come_as_messages(budget, folder):
         fill(store, range(NUM))
         batch = [6, 2, 0, 5]  # rank 0 takes the first two, which rank 1 keeps, and the reverse
         mine = batch[2 * placement.rank :][:2]
-        filled = [(wish(index), np.full(SHAPE, UNTOUCHED, np.int16)) for index in mine]
+        filled = [(request(index), np.full(SHAPE, UNTOUCHED, np.int16)) for index in mine]
         for each, out in filled:
             store.take(each, out)
             assert (out == UNTOUCHED).all()
-        store.swap(batch, filled, lambda index, _: [wish(index)])
+        store.swap(batch, filled, lambda index, _: [request(index)])
         for each, out in filled:
             np.testing.assert_array_equal(out, image(each.index))
 
@@ -149,11 +149,11 @@ def test_a_rank_that_fails_for_any_reason_is_awaited_by_nobody(what, num_nodes, 
             setattr(getattr(store, owner), name, fails)
             with pytest.raises((MemoryError, hs.ConfigError)):
                 store.fill(store.to_fill([2])[0])
-        filled = [(wish(2), np.full(SHAPE, UNTOUCHED, np.int16))] * (placement.rank == 0)
+        filled = [(request(2), np.full(SHAPE, UNTOUCHED, np.int16))] * (placement.rank == 0)
         for each, out in filled:
             store.take(each, out)
             assert (out == UNTOUCHED).all()
-        store.swap([2], filled, lambda index, _: [wish(index)])
+        store.swap([2], filled, lambda index, _: [request(index)])
         assert store.faults([2]) == {}  # it is not the file that is to blame
         words = {"read": "MemoryError: no more", "reserve": "ConfigError: there is no memory"}
         found = store.failure([0, 2]) or ""
@@ -176,11 +176,11 @@ def test_a_sample_is_read_once_whatever_later_epochs_ask_for(folder):
 
 
 def test_samples_that_have_no_room_are_read_from_the_files(folder, monkeypatch):
-    monkeypatch.setattr("hyperslab.store.shelves.free_disk", lambda path: 0)
+    monkeypatch.setattr("hyperslab.store.slots.free_disk", lambda path: 0)
     data = hs.open(folder / "*.npy", axes="CHW")
     grid = Grid((1,) * 5)
     placement = Placement.of(grid, 0, data.arrays)
-    store = MemoryStore(data, placement, ORDERED, Alone(grid), memory_budget=2 * 64)
+    store = MemoryStore(data, placement, ORDERED, SingleProcess(grid), memory_budget=2 * 64)
     assert store.fill_all() == [0, 1]
     np.testing.assert_array_equal(taken(store, 6), image(6))
     store.close()
@@ -189,7 +189,7 @@ def test_samples_that_have_no_room_are_read_from_the_files(folder, monkeypatch):
 def test_a_slot_is_written_before_its_flag_and_read_after_it(folder, monkeypatch):
     data = hs.open(folder / "*.npy", axes="CHW")
     grid = Grid((1,) * 5)
-    store = MemoryStore(data, Placement.of(grid, 0, data.arrays), ORDERED, Alone(grid))
+    store = MemoryStore(data, Placement.of(grid, 0, data.arrays), ORDERED, SingleProcess(grid))
     out, seen = np.full(SHAPE, UNTOUCHED, np.int16), []
 
     def note(fd, how):
@@ -198,7 +198,7 @@ def test_a_slot_is_written_before_its_flag_and_read_after_it(folder, monkeypatch
 
     monkeypatch.setattr(fcntl, "flock", note)
     store.fill(2)
-    store.take(wish(2), out)
+    store.take(request(2), out)
     np.testing.assert_array_equal(out, image(2))
     locks = (fcntl.LOCK_EX, fcntl.LOCK_UN, fcntl.LOCK_SH, fcntl.LOCK_UN)
     assert seen == [(how, True, True) for how in locks]
@@ -224,9 +224,9 @@ def refuse_to_map(address):
 
 
 REFUSALS = {
-    "another user": ("hyperslab.store.shelves.map_segment", refuse_to_map, "Permission denied"),
+    "another user": ("hyperslab.store.slots.map_segment", refuse_to_map, "Permission denied"),
     "another container": (
-        "hyperslab.store.shelves.node_name",
+        "hyperslab.store.slots.node_name",
         lambda: f"container of {os.getpid()}",
         "they run in different containers",
     ),
@@ -241,8 +241,8 @@ def test_memory_that_other_ranks_may_not_map_is_told_and_boxes_come_as_messages(
         patch.setattr(place, instead)
         with made_store(folder, {"sample": 2}) as (store, placement):
             fill(store, range(NUM))
-            filled = [(wish(2), np.empty(SHAPE, np.int16))] * (placement.rank == 0)
-            store.swap([2, 0], filled, lambda index, _: [wish(index)] * (index == 2))
+            filled = [(request(2), np.empty(SHAPE, np.int16))] * (placement.rank == 0)
+            store.swap([2, 0], filled, lambda index, _: [request(index)] * (index == 2))
             for each, out in filled:
                 np.testing.assert_array_equal(out, image(each.index))
     assert len(told) == (placement.rank == 0)
@@ -265,7 +265,7 @@ def die_before_filling(folder):
     if placement.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(hs.CommError) as raised:
-        store.take(wish(2), np.empty(SHAPE, np.int16))
+        store.take(request(2), np.empty(SHAPE, np.int16))
     return str(raised.value)
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from hyperslab.errors import CommError
-from hyperslab.store.pipeline import Pipeline
+from hyperslab.store.pipeline import Prefetcher
 
 
 def begun_and_finished(depth, num_taken):
@@ -19,7 +19,7 @@ def begun_and_finished(depth, num_taken):
         finished.append(plan)
         return plan
 
-    pipeline = Pipeline(itertools.count(), begin, finish, depth)
+    pipeline = Prefetcher(itertools.count(), begin, finish, depth)
     assert [pipeline.take() for _ in range(num_taken)] == list(range(num_taken))
     pipeline.drain()
     return begun, finished
@@ -38,7 +38,7 @@ def test_an_error_reaches_the_taker_after_what_was_whole():
             raise ValueError("two")
         return plan
 
-    pipeline = Pipeline(itertools.count(), lambda plan: plan, finish, 3)
+    pipeline = Prefetcher(itertools.count(), lambda plan: plan, finish, 3)
     assert [pipeline.take(), pipeline.take()] == [0, 1]
     with pytest.raises(ValueError, match="two"):
         pipeline.take()
@@ -49,7 +49,7 @@ def test_an_error_reaches_the_taker_after_what_was_whole():
 
 def test_stopping_does_not_wait_for_what_never_ends():
     never = threading.Event()
-    pipeline = Pipeline(itertools.count(), lambda plan: plan, lambda plan: never.wait(), 2)
+    pipeline = Prefetcher(itertools.count(), lambda plan: plan, lambda plan: never.wait(), 2)
     stopping = threading.Thread(target=pipeline.stop, kwargs={"timeout_seconds": 0.1})
     stopping.start()
     stopping.join(60)
@@ -62,7 +62,7 @@ def test_stopping_does_not_wait_for_what_never_ends():
 
 def test_no_more_is_begun_than_may_be_ahead():
     begun = []
-    pipeline = Pipeline(itertools.count(), begun.append, lambda plan: plan, 2)
+    pipeline = Prefetcher(itertools.count(), begun.append, lambda plan: plan, 2)
     pipeline.take()
     while len(begun) < 3:
         time.sleep(0.001)
@@ -78,7 +78,7 @@ def test_another_is_begun_before_the_one_after_that_which_is_asked_for_is_finish
         gate.wait()
         seen[len(seen)] = len(begun)
 
-    pipeline = Pipeline(itertools.count(), begun.append, finish, 2)
+    pipeline = Prefetcher(itertools.count(), begun.append, finish, 2)
     taker = threading.Thread(target=pipeline.take)
     taker.start()
     deadline = time.monotonic() + 20

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hyperslab.cli.output import draw
+from hyperslab.comm.local_sockets import LocalSockets
 from hyperslab.comm.mesh import Mesh
 from hyperslab.layout import Grid
 from hyperslab.train import report as report_module
@@ -16,8 +17,9 @@ from hyperslab.train.read_config import read_config
 from hyperslab.train.report import Outcome, TrainProgress, start_report
 
 
-def mesh(depth=1, device="cpu", backend=None):
-    return Mesh(Grid((1, 1, depth, 1, 1)), 0, torch.device(device), backend, timedelta(seconds=1))
+def mesh(depth=1, device="cpu", backend=None, sockets=None):
+    grid, timeout = Grid((1, 1, depth, 1, 1)), timedelta(seconds=1)
+    return Mesh(grid, 0, torch.device(device), backend, timeout, sockets=sockets)
 
 
 def report(*changes, on=None, **nums):
@@ -39,10 +41,14 @@ def test_a_run_says_what_is_held_back_and_how_it_was_chosen():
     [
         (mesh(), "Mesh: one rank on cpu, no messages"),
         (mesh(2, "cpu", "gloo"), "Mesh: depth=2, 2 ranks on cpu, messages by gloo; samples by sh"),
+        (
+            mesh(2, "cpu", "gloo", sockets=LocalSockets({})),
+            "messages by gloo, small ones within a node by sockets; samples by sh",
+        ),
         (mesh(2, "cuda", "cpu:gloo,cuda:nccl"), "2 ranks on cuda, messages by NCCL;"),
         (mesh(2, "cuda", "gloo"), "messages by gloo through host memory"),
     ],
-    ids=["one", "gloo", "nccl", "one-gpu"],
+    ids=["one", "gloo", "sockets", "nccl", "one-gpu"],
 )
 def test_a_run_says_which_mesh_and_what_carries_messages(on, words):
     assert words in report(on=on)[0]

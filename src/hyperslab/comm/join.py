@@ -29,8 +29,9 @@ from hyperslab.comm.device_setup import (
     forget_transports,
     refused,
 )
-from hyperslab.comm.failure_report import publish_report
+from hyperslab.comm.failure_report import contact, publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
+from hyperslab.comm.local_sockets import LocalSockets, connect
 from hyperslab.comm.mesh import Mesh, forget_groups
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.kernels.conv_check import describe, find_wrong
@@ -65,9 +66,10 @@ def init(
     ``transport`` says how boxes such as halos travel: ``device`` by kernels that write into the
     memory of other GPUs of the same node, also where ranks share a GPU, and the host waits for
     nothing; ``nccl`` by NCCL; ``host`` by gloo through host memory. ``auto`` is the first of these
-    that all ranks can use, or gloo on CPUs; where ranks of one node have GPUs and cannot use
-    ``device``, a line in the log of rank 0 says why. One rank sends no messages: ``device`` is then
-    allowed on a GPU, so that a program need not ask how many ranks it has.
+    that all ranks can use, or gloo on CPUs, with sockets for small messages within a node; where
+    ranks of one node have GPUs and cannot use ``device``, a line in the log of rank 0 says why. One
+    rank sends no messages: ``device`` is then allowed on a GPU, so that a program need not ask how
+    many ranks it has.
 
     A rank that waits longer than ``timeout_seconds`` for another raises ``CommError``.
 
@@ -99,8 +101,36 @@ def init(
     places = _meet(mesh, wrong, transport)
     if transport in ("nccl", "host"):
         return mesh
-    found = find_transport(mesh, places, must=transport == "device")
-    return replace(mesh, transport=found) if found else mesh
+    if found := find_transport(mesh, places, must=transport == "device"):
+        return replace(mesh, transport=found)
+    return replace(mesh, sockets=_sockets(mesh)) if place.type == "cpu" else mesh
+
+
+_connected: list[tuple[object, LocalSockets | None]] = []
+"""By process group; all meshes of a process use the same sockets."""
+
+
+def _sockets(mesh: Mesh) -> LocalSockets | None:
+    """Those between the ranks of a node. Collective over all ranks."""
+    world = dist.group.WORLD
+    if not _connected or _connected[0][0] is not world:
+        _close_sockets()
+
+        def tell_all(value: object) -> list[object]:
+            told = [value] * mesh.num_ranks
+            dist.all_gather_object(told, value, group=mesh.group)
+            return told
+
+        with contact("connecting to the ranks of its node", mesh):
+            _connected[:] = [(world, connect(mesh.rank, tell_all))]
+    return _connected[0][1]
+
+
+def _close_sockets() -> None:
+    while _connected:
+        _, sockets = _connected.pop()
+        if sockets is not None:
+            sockets.close()
 
 
 def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
@@ -172,6 +202,7 @@ def _leave(backend: str) -> None:
         publish_report(dist.get_rank(), f"{type(error).__name__}: {error}")
     if backend == "gloo" or not error:
         forget_transports()
+        _close_sockets()
         dist.destroy_process_group()
         forget_groups()
         gc.collect()  # joins gloo's threads while there is still an interpreter for them

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 
 from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.journal import journal
+from hyperslab.comm.local_sockets import LocalSockets
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid
 from hyperslab.torch_private import untraced
@@ -61,6 +62,8 @@ class Mesh:
     """Whether BatchNorm's statistics are of the global batch or of one ``spatial`` group."""
     transport: DeviceTransport | None = None
     """What carries boxes on the GPUs themselves, where that can be had."""
+    sockets: LocalSockets | None = field(default=None, repr=False)
+    """What carries small messages between CPUs of one node."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
 
     number: ClassVar[int]
@@ -92,7 +95,9 @@ class Mesh:
             return "kernels that write into the memory of other ranks"
         if self.stages_through_host:
             return "gloo through host memory"
-        return "gloo" if self.backend == "gloo" else "NCCL"
+        if self.backend != "gloo":
+            return "NCCL"
+        return "gloo" if self.sockets is None else "gloo, small ones within a node by sockets"
 
     @cached_property
     def group(self) -> ProcessGroup:

@@ -1,6 +1,6 @@
-"""Boxes on their way between ranks: by NCCL, by gloo, or on the GPU itself.
+"""Boxes on their way between ranks: by NCCL, by gloo, by sockets, or on the GPU itself.
 
-By gloo they go through host memory.
+By gloo they go through host memory. Sockets carry small ones between CPUs of one node.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from hyperslab.comm.device_transport import DeviceTransport, Incoming
 from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
+from hyperslab.comm.local_sockets import Receive, Send
 from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
@@ -26,6 +27,7 @@ from hyperslab.torch_private import is_traced
 Result = TypeVar("Result")
 
 _HOST = torch.device("cpu")
+Work = dist.Work | Receive | Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,13 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 class Pending:
     """Messages that have been posted; ``wait`` gives what was received."""
 
-    works: list[dist.Work]
+    works: list[Work]
     sent: list[Tensor]  # alive until they have left
     received: list[Tensor]
     mesh: Mesh
     doing: str
     staging: Staging | None = None
-    send: Callable[[], list[dist.Work]] | None = None
+    send: Callable[[], list[Work]] | None = None
     """Sends what has not been sent yet, because it is still on its way to the host."""
 
     def wait(self) -> list[Tensor]:
@@ -172,7 +174,7 @@ def post_messages(
     try:
         if mesh.device.type == "cuda":
             received = faces.room_for(shapes, dtype, mesh.device)
-            works = _post_together(sent, sends, received, receives, mesh)
+            works: list[Work] = [*_post_together(sent, sends, received, receives, mesh)]
         else:
             received = [torch.empty(shape, dtype=dtype) for shape in shapes]
             works = _send(sent, sends, mesh) + _receive(received, receives, mesh)
@@ -250,19 +252,28 @@ def _post_staged(
     )
 
 
-def _send(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[dist.Work]:
-    # A message of another size than is awaited would end the process.
-    post = mesh.group.send
-    return [
-        post([box], m.peer, m.tag + box.itemsize) for box, m in zip(boxes, messages, strict=True)
-    ]
+def _send(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[Work]:
+    works: list[Work] = []
+    for box, message in zip(boxes, messages, strict=True):
+        # A message of another size than is awaited would end the process.
+        peer, tag = message.peer, message.tag + box.itemsize
+        if mesh.sockets is not None and mesh.sockets.carries(peer, box):
+            send = mesh.sockets.send(peer, tag, box, mesh.timeout.total_seconds())
+            works += [send] if send else []
+        else:
+            works.append(mesh.group.send([box], peer, tag))
+    return works
 
 
-def _receive(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[dist.Work]:
-    ask = mesh.group.recv
-    return [
-        ask([box], m.peer, m.tag + box.itemsize) for box, m in zip(boxes, messages, strict=True)
-    ]
+def _receive(boxes: Sequence[Tensor], messages: Sequence[Message], mesh: Mesh) -> list[Work]:
+    works: list[Work] = []
+    for box, message in zip(boxes, messages, strict=True):
+        peer, tag = message.peer, message.tag + box.itemsize
+        if mesh.sockets is not None and mesh.sockets.carries(peer, box):
+            works.append(mesh.sockets.receive(peer, tag, box, mesh.timeout.total_seconds()))
+        else:
+            works.append(mesh.group.recv([box], peer, tag))
+    return works
 
 
 def _post_together(

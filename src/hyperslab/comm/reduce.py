@@ -63,6 +63,9 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
         return _sum_on_device_(x, mesh, axes)
     total = x.to(_WIDER.get(x.dtype, x.dtype))
     with contact(f"summing over {'/'.join(axes)}", mesh):
+        if (ranks := _ranks_by_socket(x, mesh, axes)) is not None:
+            _SumBySockets(x, ranks, mesh, f"sum over {axes}").wait()
+            return x
         dist.all_reduce(total, group=mesh.group_over(axes))
     return x if total is x else x.copy_(total)
 
@@ -75,8 +78,11 @@ class PendingSum:
     """
 
     def __init__(self, x: Tensor, mesh: Mesh) -> None:
-        self._x, self._mesh, self._work = x, mesh, None
-        if not (x.is_floating_point() and _is_on_device(x, mesh)):
+        self._x, self._mesh = x, mesh
+        self._work: dist.Work | _SumBySockets | None = None
+        if (ranks := _ranks_by_socket(x, mesh, AXES)) is not None:
+            self._work = _SumBySockets(x, ranks, mesh, "pending sum")
+        elif not (x.is_floating_point() and _is_on_device(x, mesh)):
             self._work = dist.all_reduce(x, async_op=True)
 
     def wait(self) -> None:
@@ -113,6 +119,32 @@ class SumsBeside:
         """Has the current stream wait for what was done there."""
         if self._stream is not None:
             torch.cuda.current_stream(self._mesh.device).wait_stream(self._stream)
+
+
+class _SumBySockets:
+    """A small sum between ranks of one node, in place: each sends its part to all others.
+
+    It is equal on all ranks, bit by bit. Sums that ranks may begin in another order have other
+    ``purpose``s.
+    """
+
+    def __init__(self, x: Tensor, ranks: tuple[int, ...], mesh: Mesh, purpose: str) -> None:
+        assert mesh.sockets is not None
+        tag = (crc32(purpose.encode()) << 24) + x.nbytes  # those of boxes are less than 1 << 25
+        self._x = x
+        self._parts = mesh.sockets.share(x, mesh.rank, ranks, tag, mesh.timeout.total_seconds())
+
+    def wait(self) -> None:
+        self._x.copy_(torch.stack(self._parts.wait()).sum(0))
+
+
+def _ranks_by_socket(x: Tensor, mesh: Mesh, axes: Collection[str]) -> tuple[int, ...] | None:
+    """The ranks along ``axes``, where sockets carry messages such as ``x`` between all of them."""
+    if mesh.sockets is None or not x.is_floating_point() or x.is_cuda:
+        return None
+    ranks = _ranks(mesh, axes)
+    near = all(rank == mesh.rank or mesh.sockets.carries(rank, x) for rank in ranks)
+    return ranks if near else None
 
 
 def gather_stacked(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:

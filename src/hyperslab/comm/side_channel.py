@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from hyperslab.comm.failure_report import contact
+from hyperslab.comm.local_sockets import LocalSockets, connect
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError, FormatError, HyperslabError
 
@@ -28,15 +29,22 @@ class SideChannel:
     """A process group over all ranks of a mesh, for one thread at a time and host memory only.
 
     Making one is collective over all ranks, as are its calls. It talks by gloo whatever the mesh
-    does, so that it can run beside the model's own messages.
+    does, and by sockets of its own, so that it can run beside the model's own messages.
     """
 
     def __init__(self, mesh: Mesh, doing: str) -> None:
         self.mesh, self.grid, self.rank, self._doing = mesh, mesh.grid, mesh.rank, doing
         self._group: ProcessGroup | None = None
+        self._sockets: LocalSockets | None = None
+        """To all other ranks, if they run on one node: for numbers, which are sent often."""
         if mesh.num_ranks > 1:
             with contact("making a channel for " + doing, mesh):
                 self._group = dist.new_group(backend="gloo", timeout=mesh.timeout)
+            found = connect(self.rank, self.tell_all)
+            if found is not None and len(found.peers) == mesh.num_ranks - 1:
+                self._sockets = found
+            elif found is not None:
+                found.close()
 
     @property
     def group(self) -> ProcessGroup | None:
@@ -59,10 +67,7 @@ class SideChannel:
         """
         if self._group is None:
             return dict(faults)
-        found = torch.tensor([len(faults)])
-        with contact(self._doing, self.mesh):
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
-        if not int(found):
+        if not self.post_max(len(faults))():
             return {}
         told = self.tell_all({key: f"{why} (rank {self.rank})" for key, why in faults.items()})
         return {key: why for theirs in reversed(told) for key, why in theirs.items()}
@@ -72,6 +77,16 @@ class SideChannel:
         if self._group is None:
             return lambda: number
         largest = torch.tensor([number])
+        if self._sockets is not None:
+            ranks, limit = range(self.grid.num_ranks), self.mesh.timeout.total_seconds()
+            with contact(self._doing, self.mesh):
+                numbers = self._sockets.share(largest, self.rank, ranks, 0, limit)
+
+            def find() -> int:
+                with contact(self._doing, self.mesh):
+                    return max(map(int, numbers.wait()))
+
+            return find
         with contact(self._doing, self.mesh):
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
@@ -100,6 +115,8 @@ class SideChannel:
     def close(self) -> None:
         """Gives the group up; no other rank may still be in a call."""
         group, self._group = self._group, None
+        if self._sockets is not None:
+            self._sockets.close()
         if group is not None and dist.is_initialized():
             with suppress(ValueError, RuntimeError):  # the others are gone, or all groups are
                 dist.destroy_process_group(group)

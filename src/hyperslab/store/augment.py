@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
-from hyperslab.io import ArraySpec
+from hyperslab.io import ArraySpec, Dataset
 from hyperslab.io.schedule import hash_words
 from hyperslab.layout import Box, Span
 
@@ -93,3 +93,20 @@ class Augmentation:
             for order in permutations(dims)
             if all(self.extents[origin] == self.extents[dim] for dim, origin in enumerate(order))
         ]
+
+
+def augmentation_of(kind: str | None, dataset: Dataset) -> Augmentation | None:
+    """The one that a user asked for; raises where it would turn only a part of a sample."""
+    if kind is None:
+        return None
+    named = zip(dataset.spec.axes.names, dataset.shape, strict=True)
+    extents = tuple(extent for name, extent in named if name != "C")
+    for spec in dataset.arrays.values():
+        is_map = len(spec.shape) >= len(extents) > 1
+        if is_map and not spec.is_cut and spec.name != dataset.stats:
+            raise ConfigError(
+                f"augment={kind!r} turns the sample, but not {spec.name!r} of {spec.shape}, which "
+                f"looks like a map on another grid than the sample's {extents}: leave out augment, "
+                "or give the map the sample's extents"
+            )
+    return Augmentation(kind, extents)

@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +18,15 @@ from hyperslab.io import Dataset
 from hyperslab.io.engine.buffers import BufferPool
 from hyperslab.io.schedule import Position, Schedule
 from hyperslab.layout import Grid
-from hyperslab.store.alike import check_alike
-from hyperslab.store.augment import Augmentation
+from hyperslab.store.augment import augmentation_of
+from hyperslab.store.batches import BatchReader, LocalBatch, ReaderThreads, find_not_finite
 from hyperslab.store.budget import parse_nbytes
-from hyperslab.store.crew import Crew
-from hyperslab.store.maker import BatchMaker, LocalBatch
 from hyperslab.store.memory import MemoryStore
 from hyperslab.store.normalize import Normalize
-from hyperslab.store.not_finite import find_not_finite
-from hyperslab.store.owners import assign_owners
-from hyperslab.store.peers import Alone, Peers
-from hyperslab.store.placement import Placement
-from hyperslab.store.saved import restored, saved
+from hyperslab.store.peers import Peers, SingleProcess, check_alike
+from hyperslab.store.pipeline import Deliver, Pipeline, num_readers
+from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.staging import shares_of_node, staged
-from hyperslab.store.works import Deliver, Works, num_readers
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +39,7 @@ _log = logging.getLogger("hyperslab")
 STORES = ("memory", "none")
 BAD_SAMPLES = ("stop", "skip")
 TRANSPORTS = ("torch", "mpi")
+_STATE_NUMBERS = ("epoch", "sample", "seed", "num_samples", "num_shares", "batch_size")
 
 
 class Loader:
@@ -148,12 +145,12 @@ class Loader:
             drop_last=drop_last,
             num_shares=self._placement.num_shares if shuffle == "local" else 1,
         )
-        self._augmentation = _augmentation(augment, dataset)
-        self._normalize = _checked_normalize(normalize, dataset)
+        self._augmentation = augmentation_of(augment, dataset)
+        self._normalize = Normalize.of(normalize, dataset)
         self._at = Position(0, 0)
         self._is_within = False
         self._loop = 0
-        self._works: Works | None = None
+        self._pipeline: Pipeline | None = None
         self._delivery: SlabDelivery | None = None
         self.skipped: dict[int, str] = {}
         """Samples that could not be read and were left out, and why; the same on all ranks."""
@@ -182,11 +179,11 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is; ``load_state_dict`` goes on there, on any mesh."""
-        return saved(self._schedule, self._at)
+        return save_state(self._schedule, self._at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where ``state`` was taken, with its seed; the batch size may be another."""
-        self._schedule, self._at = restored(self._schedule, state)
+        self._schedule, self._at = restore_state(self._schedule, state)
         self._is_within = False
         self._loop += 1
 
@@ -206,9 +203,9 @@ class Loader:
 
     def close(self) -> None:
         """Ends the threads and frees the memory; a later ``for`` begins anew."""
-        if self._works:
+        if self._pipeline:
             self._finalizer()
-            self._works = None
+            self._pipeline = None
         self._loop += 1
 
     def __enter__(self) -> Loader:
@@ -221,13 +218,13 @@ class Loader:
         """What ``deliver`` makes of the batches of one epoch, or of what is left of it."""
         if self._is_within and self._at.sample:  # the last loop was left before its end
             self._at = Position(self._at.epoch + 1, 0)
-        works = self._works = self._works or self._begin_works()
-        works.start(self._at, self._schedule, deliver)
+        pipeline = self._pipeline = self._pipeline or self._begin_pipeline()
+        pipeline.start(self._at, self._schedule, deliver)
         self._loop += 1
         loop, self._is_within = self._loop, True
         epoch, num_taken = self._at.epoch, self._at.sample
         while self._at.epoch == epoch:
-            local, delivered = works.take()
+            local, delivered = pipeline.take()
             self._note(local)
             self._at = local.batch.next
             num_taken += sum(local.sizes)
@@ -256,7 +253,7 @@ class Loader:
             for why in new.values():
                 _log.warning("skipped: %s (%d skipped so far)", why, len(self.skipped))
 
-    def _begin_works(self) -> Works:
+    def _begin_pipeline(self) -> Pipeline:
         peers = self._peers()
         try:
             check_alike(self._dataset, self._arguments, peers)
@@ -267,22 +264,22 @@ class Loader:
         except HyperslabError:
             peers.close()
             raise
-        works = self._works_with(peers, store)
-        self._finalizer = weakref.finalize(self, works.close)
+        pipeline = self._pipeline_with(peers, store)
+        self._finalizer = weakref.finalize(self, pipeline.close)
         if store and self._preloads:
             try:
-                works.preload(show=self._placement.rank == 0)
+                pipeline.preload(show=self._placement.rank == 0)
             except BaseException:
                 self._finalizer()
                 raise
-        return works
+        return pipeline
 
-    def _works_with(self, peers: Peers, store: MemoryStore | None) -> Works:
-        crew, pool = Crew(self._num_threads), self._pool()
-        maker = BatchMaker(
-            self._dataset, self._placement, peers, crew, pool, store, self._augmentation
+    def _pipeline_with(self, peers: Peers, store: MemoryStore | None) -> Pipeline:
+        readers, pool = ReaderThreads(self._num_threads), self._pool()
+        reader = BatchReader(
+            self._dataset, self._placement, peers, readers, pool, store, self._augmentation
         )
-        return Works(maker, peers, crew, pool, store, self._prefetch)
+        return Pipeline(reader, peers, readers, pool, store, self._prefetch)
 
     def _staged(self, peers: Peers, directory: Path) -> Dataset:
         """The dataset on the node's own disk: only samples that its ranks read from files."""
@@ -316,7 +313,7 @@ class Loader:
 
     def _peers(self) -> Peers:
         if self._mesh is None:
-            return Alone(self._placement.grid)
+            return SingleProcess(self._placement.grid)
         from hyperslab.comm.side_channel import SideChannel
 
         return SideChannel(self._mesh, "loading data")
@@ -378,28 +375,44 @@ class ArrayDelivery:
 _AS_ARRAYS = ArrayDelivery()
 
 
-def _augmentation(kind: str | None, dataset: Dataset) -> Augmentation | None:
-    if kind is None:
-        return None
-    named = zip(dataset.spec.axes.names, dataset.shape, strict=True)
-    extents = tuple(extent for name, extent in named if name != "C")
-    for spec in dataset.arrays.values():
-        is_map = len(spec.shape) >= len(extents) > 1
-        if is_map and not spec.is_cut and spec.name != dataset.stats:
+def save_state(schedule: Schedule, at: Position) -> dict[str, Any]:
+    return {
+        "epoch": at.epoch,
+        "sample": at.sample,
+        "seed": schedule.seed,
+        "shuffle": schedule.shuffle,
+        "num_samples": schedule.num_samples,
+        "num_shares": schedule.num_shares,
+        "batch_size": schedule.batch_size,
+    }
+
+
+def restore_state(schedule: Schedule, state: Mapping[str, Any]) -> tuple[Schedule, Position]:
+    """The schedule that ``state`` was saved with, and the place in it, if it can go on there."""
+    _check_state(state)
+    for name in ("num_samples", "shuffle"):
+        if state[name] != getattr(schedule, name):
             raise ConfigError(
-                f"augment={kind!r} turns the sample, but not {spec.name!r} of {spec.shape}, which "
-                f"looks like a map on another grid than the sample's {extents}: leave out augment, "
-                "or give the map the sample's extents"
+                f"the state was saved with {name}={state[name]!r}, but the loader has "
+                f"{getattr(schedule, name)!r}: the order of samples would be another"
             )
-    return Augmentation(kind, extents)
+    if schedule.shuffle == "local" and state["batch_size"] != schedule.batch_size:
+        raise ConfigError(
+            f"the state was saved with batch_size={state['batch_size']}, on which the order of "
+            f"shuffle='local' depends, but the loader has {schedule.batch_size}"
+        )
+    schedule = replace(schedule, seed=state["seed"], num_shares=state["num_shares"])
+    return schedule, schedule.checked(Position(state["epoch"], state["sample"]))
 
 
-def _checked_normalize(how: str | Normalize | None, dataset: Dataset) -> Normalize:
-    normalize = Normalize.named(how)
-    has_channels = "C" in dataset.spec.axes.letters
-    stats = dataset.arrays[dataset.stats].shape if dataset.stats else None
-    normalize.check(dataset.shape[0] if has_channels else 1, stats)
-    return normalize
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"the state of a loader is a dict, got {type(state).__name__}")
+    if missing := [name for name in (*_STATE_NUMBERS, "shuffle") if name not in state]:
+        raise ConfigError(f"this is not the state of a loader: it has no {', '.join(missing)}")
+    for name in _STATE_NUMBERS:
+        if not isinstance(state[name], int):
+            raise ConfigError(f"the state of a loader has {name}={state[name]!r}, no whole number")
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:

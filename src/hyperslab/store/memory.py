@@ -18,13 +18,11 @@ from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import Dataset
 from hyperslab.io.schedule import Schedule
 from hyperslab.layout import Box
-from hyperslab.store.flags import BAD, EMPTY, READY
-from hyperslab.store.owners import assign_owners
 from hyperslab.store.peers import Peers, ranks_of_node
-from hyperslab.store.placement import Placement
+from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.rma import Window
 from hyperslab.store.segment import SlotFormat
-from hyperslab.store.shelves import OwnShelf, map_shelves, tell_refused
+from hyperslab.store.slots import BAD, EMPTY, READY, OwnSlots, map_slots, tell_refused
 
 _log = logging.getLogger("hyperslab")
 
@@ -32,7 +30,7 @@ _POLL_SECONDS = 0.0002
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """A box of one array of one sample."""
 
     index: int
@@ -40,12 +38,12 @@ class Wish:
     box: Box
 
 
-Filled = tuple[Wish, NDArray[Any]]
-"""A wish, and the array that it is to fill."""
-WishesOf = Callable[[int, int], Sequence[Wish]]
+Filled = tuple[Request, NDArray[Any]]
+"""A request, and the array that it is to fill."""
+RequestsOf = Callable[[int, int], Sequence[Request]]
 """What a rank takes of a sample, by the sample's index and the rank."""
-Awaited = tuple[Wish, int, Box, NDArray[Any]]
-"""A wish, who keeps a part of it, that part, and the array that it is to fill."""
+Awaited = tuple[Request, int, Box, NDArray[Any]]
+"""A request, who keeps a part of it, that part, and the array that it is to fill."""
 
 
 class MemoryStore:
@@ -77,14 +75,14 @@ class MemoryStore:
         self._owners = assign_owners(schedule, placement.num_shares, first_epoch)
         self._formats: dict[int, SlotFormat] = {}
         self._window: Window | None = None
-        self._own = self._made_shelf(memory_budget, spill_dir)
+        self._own = self._made_slots(memory_budget, spill_dir)
         self.holdings = peers.tell_all(self._own.holding)
-        own = self._own.as_shelf()
-        self._shelves, sight = map_shelves(self.holdings, placement.rank, own)
+        own = self._own.as_seen()
+        self._slots, sight = map_slots(self.holdings, placement.rank, own)
         self._sights = peers.tell_all(sight)
         if placement.rank == 0 and (words := tell_refused(self._sights)):
             _log.warning(words)
-        memory = self._shelves[placement.rank].memory
+        memory = self._slots[placement.rank].memory
         if uses_mpi and placement.grid.num_ranks > 1:
             self._window = Window(memory, placement.grid, placement.rank)
         self._begun: set[int] = set()
@@ -92,18 +90,18 @@ class MemoryStore:
         self._failures: dict[int, str] = {}
         self._stopped = threading.Event()
 
-    def _made_shelf(self, memory_budget: int | None, spill_dir: Path | None) -> OwnShelf:
+    def _made_slots(self, memory_budget: int | None, spill_dir: Path | None) -> OwnSlots:
         """This rank's slots; raises on all ranks if one has no room for its own."""
         rank, num_local = self._placement.rank, len(ranks_of_node(self._peers))
         num_owned = self._owners.num_owned(self._placement.share)
         nbytes, faults = self._format(rank).nbytes, {}
         try:
-            shelf = OwnShelf(num_owned, nbytes, num_local, memory_budget, spill_dir)
+            slots = OwnSlots(num_owned, nbytes, num_local, memory_budget, spill_dir)
         except ConfigError as error:
             faults[rank] = str(error)
         if faults := self._peers.merge_faults(faults):
             raise ConfigError(faults[min(faults)])
-        return shelf
+        return slots
 
     def to_fill(self, indices: Sequence[int]) -> list[int]:
         """Those of ``indices`` that this rank is to ``fill`` now; each is named once."""
@@ -138,7 +136,7 @@ class MemoryStore:
             self._failures[index] = f"{type(error).__name__}: {error}"
             raise
         finally:  # whatever went wrong, nobody waits for it
-            self._shelves[rank].flags.set(number, flag)
+            self._slots[rank].flags.set(number, flag)
 
     def faults(self, indices: Sequence[int]) -> dict[int, str]:
         """What was wrong with the files of those of ``indices`` that this rank could not fill."""
@@ -148,33 +146,33 @@ class MemoryStore:
         """Why this rank could not fill one of ``indices``, if not for its file."""
         return next((self._failures[index] for index in indices if index in self._failures), None)
 
-    def take(self, wish: Wish, out: NDArray[Any]) -> None:
+    def take(self, request: Request, out: NDArray[Any]) -> None:
         """Fills ``out`` with what this rank can see of a box; ``swap`` brings the rest."""
-        for holder, part in self._holders(wish, self._placement.rank):
-            view = _part_of(out, wish.box, part)
-            if self._slot(wish.index, holder) is None:
-                self._dataset.read(wish.index, part, out=view, array=wish.array)
-            elif holder in self._shelves and self._wait(wish.index, holder) == READY:
-                np.copyto(view, self._part(wish, holder, part))
+        for holder, part in self._holders(request, self._placement.rank):
+            view = _part_of(out, request.box, part)
+            if self._slot(request.index, holder) is None:
+                self._dataset.read(request.index, part, out=view, array=request.array)
+            elif holder in self._slots and self._wait(request.index, holder) == READY:
+                np.copyto(view, self._part(request, holder, part))
 
-    def swap(self, indices: Sequence[int], mine: Sequence[Filled], wishes_of: WishesOf) -> None:
-        """Brings the parts of ``mine`` that lie out of sight, and sends what others wish for.
+    def swap(self, indices: Sequence[int], mine: Sequence[Filled], requests_of: RequestsOf) -> None:
+        """Brings the parts of ``mine`` that lie out of sight, and sends what others request.
 
-        ``indices`` are those of the whole batch; ``wishes_of`` tells what a rank takes of a sample.
+        ``indices`` are those of the whole batch; ``requests_of`` tells what a rank takes of one.
         Called when this rank has filled all that it keeps of the batch.
         """
         if all(len(sight.seen) == len(self._sights) for sight in self._sights):
             return
         awaited = [
-            (wish, holder, part, _part_of(out, wish.box, part))
-            for wish, out in mine
-            for holder, part in self._holders(wish, self._placement.rank)
-            if holder not in self._shelves and self._slot(wish.index, holder) is not None
+            (request, holder, part, _part_of(out, request.box, part))
+            for request, out in mine
+            for holder, part in self._holders(request, self._placement.rank)
+            if holder not in self._slots and self._slot(request.index, holder) is not None
         ]
         if self._window:
             self._get(self._window, awaited)
         else:
-            self._receive(awaited, self._sends(indices, wishes_of))
+            self._receive(awaited, self._sends(indices, requests_of))
 
     def _receive(
         self, awaited: Sequence[Awaited], sends: Sequence[tuple[int, NDArray[Any]]]
@@ -192,13 +190,15 @@ class MemoryStore:
             for (index, holder), slot in slots.items()
         ]
         window.get(places)
-        for wish, holder, part, out in awaited:
-            array = self._arrays_in(slots[wish.index, holder], holder)[wish.array]
-            box = self._placement.box(wish.array, holder)
+        for request, holder, part, out in awaited:
+            array = self._arrays_in(slots[request.index, holder], holder)[request.array]
+            box = self._placement.box(request.array, holder)
             np.copyto(out, _part_of(array, box, part))
 
-    def _sends(self, indices: Sequence[int], wishes_of: WishesOf) -> list[tuple[int, NDArray[Any]]]:
-        """What ranks that cannot see this one wish for and it keeps, in the order of the batch."""
+    def _sends(
+        self, indices: Sequence[int], requests_of: RequestsOf
+    ) -> list[tuple[int, NDArray[Any]]]:
+        """What ranks that cannot see this one request and it keeps, in batch order."""
         placement, rank = self._placement, self._placement.rank
         kept = [
             (taker, index)
@@ -211,42 +211,42 @@ class MemoryStore:
             if rank not in self._sights[taker].seen
         ]
         return [
-            (taker, self._sent(wish, part))
+            (taker, self._sent(request, part))
             for taker, index in kept
-            for wish in wishes_of(index, taker)
-            for holder, part in self._holders(wish, taker)
+            for request in requests_of(index, taker)
+            for holder, part in self._holders(request, taker)
             if holder == rank
         ]
 
-    def _sent(self, wish: Wish, part: Box) -> NDArray[Any]:
+    def _sent(self, request: Request, part: Box) -> NDArray[Any]:
         """``part`` as others get it; zeros where it failed, as its slot may have no pages."""
-        if wish.index in self._failures:
-            return np.zeros(part.shape, self._placement.arrays[wish.array].dtype)
-        return np.ascontiguousarray(self._part(wish, self._placement.rank, part))
+        if request.index in self._failures:
+            return np.zeros(part.shape, self._placement.arrays[request.array].dtype)
+        return np.ascontiguousarray(self._part(request, self._placement.rank, part))
 
-    def _holders(self, wish: Wish, taker: int) -> list[tuple[int, Box]]:
-        """Who keeps the parts of a box that ``taker`` wishes for; nobody those of an empty one."""
-        if not wish.box:
+    def _holders(self, request: Request, taker: int) -> list[tuple[int, Box]]:
+        """Who keeps the parts of a box that ``taker`` requests; nobody those of an empty one."""
+        if not request.box:
             return []
-        share = int(self._owners.shares[wish.index])
-        return self._placement.holders(wish.array, share, wish.box, taker)
+        share = int(self._owners.shares[request.index])
+        return self._placement.holders(request.array, share, request.box, taker)
 
     def _slot(self, index: int, rank: int) -> int | None:
         """The slot of a sample on the rank that keeps it, or None where it stays in the files."""
         number, holding = int(self._owners.numbers[index]), self.holdings[rank]
         # MPI sees memory only: what a rank of another node has on disk is read from the files.
-        is_far = self._window is not None and rank not in self._shelves
+        is_far = self._window is not None and rank not in self._slots
         return number if number < (holding.num_memory if is_far else holding.num_slots) else None
 
-    def _part(self, wish: Wish, holder: int, part: Box) -> NDArray[Any]:
-        array = self._arrays(wish.index, holder)[wish.array]
-        return _part_of(array, self._placement.box(wish.array, holder), part)
+    def _part(self, request: Request, holder: int, part: Box) -> NDArray[Any]:
+        array = self._arrays(request.index, holder)[request.array]
+        return _part_of(array, self._placement.box(request.array, holder), part)
 
     def _arrays(self, index: int, rank: int) -> dict[str, NDArray[Any]]:
         """The arrays in a slot, channels first."""
         number = self._slot(index, rank)
         assert number is not None
-        return self._arrays_in(self._shelves[rank].slot(number), rank)
+        return self._arrays_in(self._slots[rank].slot(number), rank)
 
     def _arrays_in(self, slot: NDArray[np.uint8], rank: int) -> dict[str, NDArray[Any]]:
         stored = self._format(rank).arrays(slot)
@@ -269,7 +269,7 @@ class MemoryStore:
         """The flag of a slot, once its holder has filled it or could not."""
         number = self._slot(index, holder)
         assert number is not None
-        flags = self._shelves[holder].flags
+        flags = self._slots[holder].flags
         deadline = time.monotonic() + self._timeout_seconds
         while (flag := flags.get(number)) == EMPTY:
             if self._stopped.wait(_POLL_SECONDS):
@@ -287,7 +287,7 @@ class MemoryStore:
         self._stopped.set()
 
     def close(self) -> None:
-        self._shelves, self._window = {}, None
+        self._slots, self._window = {}, None
         self._own.close()
 
 

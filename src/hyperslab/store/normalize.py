@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyperslab.errors import ConfigError
+from hyperslab.io import Dataset
 
 Values = float | Sequence[float]
 """One for all channels, or one a channel."""
@@ -46,6 +47,15 @@ class Normalize:
                 f"normalize must be one of {', '.join(_NAMED)} or a Normalize(...), got {how!r}"
             )
         return cls(log1p=True) if how == "log1p" else cls(from_file=how)
+
+    @classmethod
+    def of(cls, how: str | Normalize | None, dataset: Dataset) -> Normalize:
+        """What a user asked for; raises unless there are values for every channel."""
+        normalize = cls.named(how)
+        has_channels = "C" in dataset.spec.axes.letters
+        stats = dataset.arrays[dataset.stats].shape if dataset.stats else None
+        normalize.check(dataset.shape[0] if has_channels else 1, stats)
+        return normalize
 
     @property
     def is_nothing(self) -> bool:

@@ -1,20 +1,28 @@
-"""Batches that are made ahead of time, in order, by a thread of their own."""
+"""Batches ahead of time, in order: the pipeline of a loader, which ends with it."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-from hyperslab.errors import CommError
+from hyperslab.errors import CommError, ConfigError
+from hyperslab.io.engine.buffers import BufferPool
+from hyperslab.io.schedule import Batch, Position, Schedule
+from hyperslab.store.batches import BatchReader, LocalBatch, PendingBatch, ReaderThreads
+from hyperslab.store.memory import MemoryStore
+from hyperslab.store.peers import Peers, settle_failure
 
 Plan = TypeVar("Plan")
 Begun = TypeVar("Begun")
 Item = TypeVar("Item")
 
 
-class Pipeline(Generic[Plan, Begun, Item]):
+class Prefetcher(Generic[Plan, Begun, Item]):
     """Makes an item of each plan: ``begin`` starts the work and returns at once, ``finish`` waits.
 
     Beside the item that is asked for, at most ``depth`` are begun and not taken yet. To ask lets
@@ -113,3 +121,137 @@ class Pipeline(Generic[Plan, Begun, Item]):
         with self._change:
             self._ready.append(item)
             self._change.notify_all()
+
+
+MAX_READERS = 8
+PATIENCE_SECONDS = 5.0
+"""How long a loader that is closed waits for those of other ranks."""
+Delivered = tuple[LocalBatch, Any]
+
+
+class Deliver(Protocol):
+    """Makes of a batch what is taken."""
+
+    @property
+    def turns(self) -> bool:
+        """Whether it turns samples itself, which come to it as they were read."""
+        ...
+
+    def __call__(self, local: LocalBatch) -> Any: ...
+
+
+class Pipeline:
+    """What works for a loader: threads, buffers, the store, and the prefetcher that is running."""
+
+    def __init__(
+        self,
+        reader: BatchReader,
+        peers: Peers,
+        readers: ReaderThreads,
+        pool: BufferPool,
+        store: MemoryStore | None,
+        prefetch: int,
+    ) -> None:
+        self._reader, self._peers, self._readers, self._pool = reader, peers, readers, pool
+        self._store, self._prefetch = store, prefetch
+        self._pid = os.getpid()
+        self._prefetcher: Prefetcher[Batch, PendingBatch, Delivered] | None = None
+        self._goes_on_at: tuple[Position, Schedule, Deliver] | None = None
+
+    def start(self, at: Position, schedule: Schedule, deliver: Deliver) -> None:
+        """Lets batches from ``at`` on be made, unless they already are.
+
+        Collective over all ranks.
+        """
+        if self._goes_on_at == (at, schedule, deliver):
+            return
+        self.end_prefetching()
+        self._check_alike(at, schedule)
+        reader = self._reader
+
+        def finish(pending: PendingBatch) -> Delivered:
+            local = reader.finish(pending)
+            return local, deliver(local)
+
+        batches = schedule.batches(at)
+        begin = partial(reader.begin, turn_later=deliver.turns)
+        self._prefetcher = Prefetcher(batches, begin, finish, self._prefetch)
+        self._goes_on_at = (at, schedule, deliver)
+
+    def take(self) -> Delivered:
+        """The next batch, as it was delivered."""
+        assert self._prefetcher is not None
+        assert self._goes_on_at is not None
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                f"the loader belongs to process {self._pid}, and its threads did not come along "
+                f"into process {os.getpid()}: make another loader here"
+            )
+        local, delivered = self._prefetcher.take()
+        self._goes_on_at = (local.batch.next, *self._goes_on_at[1:])
+        return local, delivered
+
+    def _check_alike(self, at: Position, schedule: Schedule) -> None:
+        everywhere = self._peers.tell_all((at, schedule))
+        for rank, theirs in enumerate(everywhere):
+            if theirs != everywhere[0]:
+                raise CommError(
+                    f"rank 0 goes on at {_shown(*everywhere[0])}, rank {rank} at {_shown(*theirs)}:"
+                    " give the loaders of all ranks the same arguments and the same saved state, "
+                    "and leave a loop over one at the same step"
+                )
+
+    def preload(self, show: bool) -> None:
+        """Fills all slots of this rank's store. Collective over all ranks."""
+        assert self._store is not None
+        store, readers = self._store, self._readers
+        indices = store.fill_all()
+        fills = [readers.submit(store.fill, index) for index in indices]
+        shown = _tracked(fills, "Loading samples into memory") if show else fills
+        errors = [fill.exception() for fill in shown]
+        cause = next(filter(None, errors), None)
+        settle_failure(self._peers, {}, store.failure(indices), cause)
+
+    def end_prefetching(self, timeout_seconds: float | None = None) -> bool:
+        """Ends it where the other ranks do, so that none is left in the midst of a message.
+
+        After ``timeout_seconds`` it is taken that the others never will, and it has not ended.
+        """
+        prefetcher, self._prefetcher, self._goes_on_at = self._prefetcher, None, None
+        if prefetcher is None:
+            return True
+        if self._peers.grid.num_ranks > 1:
+            prefetcher.drain(timeout_seconds)
+        prefetcher.stop()
+        return prefetcher.has_ended
+
+    def close(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self.end_prefetching(PATIENCE_SECONDS):
+            self._peers.close()
+        if self._store:
+            self._store.stop_waiting()
+        self._readers.close()
+        if self._store:
+            self._store.close()
+        self._pool.close()
+
+
+def num_readers(asked: int | None) -> int:
+    """The threads that read for one rank: one for two cores, as a large box is read by several."""
+    if asked is not None:
+        return asked
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MAX_READERS, max(1, (bound or 1) // 2))
+
+
+def _shown(at: Position, schedule: Schedule) -> str:
+    return f"epoch {at.epoch}, sample {at.sample} of {schedule}"
+
+
+def _tracked(items: list[Any], title: str) -> Any:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, title, console=Console(file=sys.stderr))

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.comm.local_sockets import LocalSockets
 from hyperslab.nn.parallel import gradient_averaging
 from hyperslab.testing import seeded
 
@@ -235,13 +236,14 @@ def test_an_argument_of_a_compiled_module_gets_the_gradient_of_one_process():
 def counted(patch):
     """The sizes of what is summed over all ranks from now on, single numbers aside."""
     sizes = []
-    all_reduce = dist.all_reduce
+    all_reduce, share = dist.all_reduce, LocalSockets.share
 
-    def counting(x, *args, **kwargs):
+    def count(x):
         sizes.extend([x.numel()] if x.numel() > 1 else [])
-        return all_reduce(x, *args, **kwargs)
+        return x
 
-    patch.setattr(dist, "all_reduce", counting)
+    patch.setattr(dist, "all_reduce", lambda x, *args, **kw: all_reduce(count(x), *args, **kw))
+    patch.setattr(LocalSockets, "share", lambda self, x, *args: share(self, count(x), *args))
     return sizes
 
 

@@ -104,12 +104,15 @@ class DataFile:
 
         Or replaced: the descriptor would go on with the old one, while others read the new.
         """
-        with explained(self.path):
+        handle = None
+        try:
             handle = _open_files.take(self)
-            try:
-                yield handle.fd
-                self._check_unchanged(self.path.stat())
-            finally:
+            yield handle.fd
+            self._check_unchanged(self.path.stat())
+        except OSError as error:
+            raise _explanation(self.path, error) from error
+        finally:
+            if handle is not None:
                 _open_files.put_back(self, handle)
 
     def _check_unchanged(self, status: os.stat_result) -> None:
@@ -125,14 +128,18 @@ def explained(path: Path) -> Iterator[None]:
     """Within it, an error of the operating system is a ``FormatError`` that names the file."""
     try:
         yield
-    except FileNotFoundError as error:
-        raise FormatError(f"{path} does not exist") from error
-    except IsADirectoryError as error:
-        raise FormatError(f"{path} is a directory, and a file was expected") from error
-    except PermissionError as error:
-        raise FormatError(f"{path} may not be read: permission denied") from error
     except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise _explanation(path, error) from error
+
+
+def _explanation(path: Path, error: OSError) -> FormatError:
+    if isinstance(error, FileNotFoundError):
+        return FormatError(f"{path} does not exist")
+    if isinstance(error, IsADirectoryError):
+        return FormatError(f"{path} is a directory, and a file was expected")
+    if isinstance(error, PermissionError):
+        return FormatError(f"{path} may not be read: permission denied")
+    return FormatError(f"{path} cannot be read: {error.strerror or error}")
 
 
 def nbytes_on_disk(path: Path) -> int:

@@ -43,12 +43,11 @@ class RangeReader:
         self, file: DataFile, fd: int, ranges: Callable[[], Iterator[Range]] | None
     ) -> None:
         self._file, self._fd = file, fd
-        self._ranges = ranges or (lambda: iter(()))
+        self._ranges = ranges
         self._lock = threading.Lock()
         self._are_gaps_there = True  # in memory, as far as is known
         self._coming: Iterator[Range] | None = None
         self._num_read = self._told_ranges = self._told_nbytes = 0
-        self._advise(0, 0, "RANDOM" if ranges else "NORMAL")
 
     def fill_rows(self, rows: Bytes, offset: int, step: int) -> None:
         """Fills each of ``rows``: the first from ``offset`` on, the next from ``step`` later."""
@@ -66,9 +65,10 @@ class RangeReader:
         if self._coming is not None or not hasattr(os, "RWF_NOWAIT"):
             return 0
         done, nbytes, fd, flags = 0, rows.shape[1], self._fd, os.RWF_NOWAIT
+        buffers = [(row.data,) for row in rows]  # now: a long row drives NumPy out of the cache
         with suppress(OSError):  # not in memory, or a file system that cannot tell
-            for row in rows:
-                if os.preadv(fd, (row,), offset, flags) != nbytes:
+            for buffer in buffers:
+                if os.preadv(fd, buffer, offset, flags) != nbytes:
                     break
                 offset += step
                 done += 1
@@ -112,7 +112,9 @@ class RangeReader:
         """Tells of ranges as far ahead as we mean to, when ``nbytes`` more are about to be read."""
         with self._lock:
             if self._coming is None:
-                self._coming = islice(self._ranges(), self._num_read, None)
+                self._advise(0, 0, "RANDOM" if self._ranges else "NORMAL")
+                ranges = self._ranges() if self._ranges else iter(())
+                self._coming = islice(ranges, self._num_read, None)
             while self._told_nbytes < AHEAD_NBYTES and self._told_ranges < AHEAD_RANGES:
                 if (found := next(self._coming, None)) is None:
                     break

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +17,71 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
 from hyperslab.store.budget import DISK_SHARE, MEMORY_SHARE, free_disk, free_memory
-from hyperslab.store.flags import Flags
-from hyperslab.store.segment import Address, Segment, machine_name, map_segment, node_name
+from hyperslab.store.segment import (
+    Address,
+    Segment,
+    machine_name,
+    map_segment,
+    node_name,
+    open_segment,
+    view_segment,
+)
+
+EMPTY, READY, BAD = 0, 1, 2
+
+
+class Flags:
+    """A byte a slot, which its owner sets when it is done with the slot, and other ranks await.
+
+    A processor may show the flag to another one before what was written into the slot, and may read
+    a slot ahead of its flag: x86 does neither, ARM and POWER do both. Python has no fence, and a
+    system call need not be one. A lock that both sides take is, on every processor: the owner
+    sets the flag while it holds the lock of the flags' file, and whoever has seen the flag takes
+    that lock before it reads the slot, hence after the owner has let go of it.
+    """
+
+    def __init__(self, fd: int, flags: NDArray[np.uint8]) -> None:
+        """Of the file ``fd``, which is closed when nothing refers to the flags any more."""
+        self._fd, self._flags = fd, flags
+        self._threads = threading.Lock()  # those of a process hold the file's lock as one
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    @classmethod
+    def of(cls, segment: Segment) -> Flags:
+        """Those of this rank itself."""
+        return cls(segment.duplicate_fd(), segment.bytes)
+
+    @classmethod
+    def map(cls, address: Address) -> Flags:
+        """Those of another rank of the node; OSError if they are out of reach."""
+        fd = open_segment(address)
+        try:
+            return cls(fd, view_segment(fd, address))
+        except OSError:
+            os.close(fd)
+            raise
+
+    def set(self, number: int, flag: int) -> None:
+        """Called when all that belongs into the slot has been written."""
+        with self._locked(fcntl.LOCK_EX):
+            self._flags[number] = flag
+
+    def get(self, number: int) -> int:
+        """The flag; if it is set, what was written into the slot before can be read."""
+        flag = int(self._flags[number])
+        if flag != EMPTY:
+            with self._locked(fcntl.LOCK_SH):
+                pass
+        return flag
+
+    @contextmanager
+    def _locked(self, how: int) -> Iterator[None]:
+        with self._threads:
+            fcntl.flock(self._fd, how)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 @dataclass(frozen=True)
@@ -42,7 +108,7 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RankSlots:
     """The slots of one rank, mapped into this process; ``flags`` tell which are filled."""
 
     slot_nbytes: int
@@ -57,11 +123,11 @@ class Shelf:
         return (self.memory if in_memory else self.disk)[place : place + self.slot_nbytes]
 
 
-_own_shelves: weakref.WeakSet[OwnShelf] = weakref.WeakSet()
+_own_slots: weakref.WeakSet[OwnSlots] = weakref.WeakSet()
 """Of all loaders of this process, which share the memory of the node."""
 
 
-class OwnShelf:
+class OwnSlots:
     """This rank's slots: as many as memory and disk allow, of the ``num_owned`` that it wants."""
 
     promised_nbytes: int
@@ -76,7 +142,7 @@ class OwnShelf:
         spill_dir: Path | None,
     ) -> None:
         if memory_budget is None:
-            promised = sum(shelf.promised_nbytes for shelf in _own_shelves)
+            promised = sum(slots.promised_nbytes for slots in _own_slots)
             memory_budget = max(0, int(free_memory() * MEMORY_SHARE / num_local) - promised)
         num_memory = min(num_owned, memory_budget // max(1, slot_nbytes))
         num_disk = _num_on_disk(num_owned - num_memory, slot_nbytes, num_local, spill_dir)
@@ -95,11 +161,11 @@ class OwnShelf:
             disk=self._disk.address,
         )
         self.promised_nbytes = num_memory * slot_nbytes
-        _own_shelves.add(self)
+        _own_slots.add(self)
 
-    def as_shelf(self) -> Shelf:
+    def as_seen(self) -> RankSlots:
         flags = Flags.of(self._flags)
-        return Shelf(self.holding.slot_nbytes, flags, self._memory.bytes, self._disk.bytes)
+        return RankSlots(self.holding.slot_nbytes, flags, self._memory.bytes, self._disk.bytes)
 
     def reserve(self, number: int) -> None:
         """Makes sure that a slot can be written to."""
@@ -116,7 +182,7 @@ class OwnShelf:
             ) from error
 
     def close(self) -> None:
-        _own_shelves.discard(self)
+        _own_slots.discard(self)
         for segment in (self._flags, self._memory, self._disk):
             segment.close()
 
@@ -162,15 +228,15 @@ class Sight:
     refused: Mapping[int, str]
 
 
-def map_shelves(
-    holdings: Sequence[Holding], rank: int, own: Shelf
-) -> tuple[Mapping[int, Shelf], Sight]:
-    """The shelves that this process can see: its own, and those of ranks on its node.
+def map_slots(
+    holdings: Sequence[Holding], rank: int, own: RankSlots
+) -> tuple[Mapping[int, RankSlots], Sight]:
+    """The slots that this process can see: its own, and those of ranks on its node.
 
     The boxes of others come as messages, also those of a rank on the same machine that is another
     user's, or in another container.
     """
-    shelves, refused = {rank: own}, {}
+    slots, refused = {rank: own}, {}
     for other, theirs in enumerate(holdings):
         if other == rank or theirs.machine != holdings[rank].machine:
             continue
@@ -178,7 +244,7 @@ def map_shelves(
             refused[other] = "they run in different containers"
             continue
         try:
-            shelves[other] = Shelf(
+            slots[other] = RankSlots(
                 theirs.slot_nbytes,
                 Flags.map(theirs.flags),
                 map_segment(theirs.memory),
@@ -186,7 +252,7 @@ def map_shelves(
             )
         except OSError as error:
             refused[other] = str(error)
-    return shelves, Sight(frozenset(shelves), refused)
+    return slots, Sight(frozenset(slots), refused)
 
 
 def tell_refused(sights: Sequence[Sight]) -> str | None:
