@@ -49,14 +49,15 @@ from torch.utils.checkpoint import checkpoint
 from torch.nn.modules import module
 def look():
     return (
-        Function.apply.__func__, torch.as_tensor, torch.jit.isinstance,
+        Function.apply.__func__, torch.as_tensor, torch.jit.isinstance, torch.rand_like,
+        torch.dropout, torch.Tensor.normal_,
         len(module._global_buffer_registration_hooks), "einops" in sys.modules,
     )
 before = look()
 import hyperslab, hyperslab.nn, hyperslab.store
 assert look() == before
 hyperslab.init(device="cpu")
-assert all(old != new for old, new in zip(before[:4], look()[:4]))
+assert all(old != new for old, new in zip(before[:7], look()[:7]))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -136,6 +137,24 @@ def test_without_its_patch_no_mode_would_see_a_function_or_what_a_checkpoint_com
     seen.clear()
     out.sum().backward()
     assert torch.sin not in seen
+
+
+@on_ranks(2)
+def test_without_its_patch_a_plain_tensor_would_draw_torchs_numbers_within_a_module():
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return torch.rand_like(x), plain(torch.rand_like)(x)
+
+    net = hs.parallelize(Net(), hs.init(depth=2, device="cpu"))
+    torch.manual_seed(0)
+    due = torch.rand(5)
+    torch.manual_seed(0)
+    torch.randint(1 << 32, (4,))
+    later = torch.rand(5)
+    torch.manual_seed(0)
+    ours, torchs = net(torch.ones(5))
+    assert torch.equal(torchs, later)
+    assert not torch.equal(ours, due)
 
 
 def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():

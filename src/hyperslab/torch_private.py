@@ -162,6 +162,9 @@ is_any_true = torch._is_any_true
 builtin_nn = torch._C._nn
 """The built-in functions behind those of ``torch.nn.functional``, which users can call too."""
 
+functional_builtins = torch._VF
+"""What dropouts of ``torch.nn.functional`` call; whoever holds one of these calls it there too."""
+
 PYTREE_MODULE = tree_map.__module__
 """The name of torch's module of pytrees, to find who calls it."""
 
@@ -288,6 +291,11 @@ def unpatched(function: Callable[..., Any]) -> Callable[..., Any]:
     return _originals.get(function, function)
 
 
+def patched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is in the place of ``function`` now."""
+    return next((now for now, before in _originals.items() if before == function), function)
+
+
 def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
     """Has torch ask objects of ``cls`` where it does not, and the mode that ``find_mode`` finds.
 
@@ -305,6 +313,23 @@ def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
     _replace(torch.jit, "isinstance", _judging_pieces(cls, torch.jit.isinstance))
     if _overridable:
         let_dynamo_override(())  # of what was patched after it was told
+
+
+def substitute(owner: Any, name: str, run: Callable[..., Any]) -> None:
+    """Has ``run`` called with the function ``name`` of ``owner``, its arguments and keywords.
+
+    A mode could do so too, and would cost every function of a pass.
+    """
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def run_substitute(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        return run(function, args, kwargs)
+
+    _replace(owner, name, run_substitute)
+    _register_builtin(run_substitute, f"aten::{name}")
 
 
 def _replace(

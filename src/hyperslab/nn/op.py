@@ -19,7 +19,7 @@ from torch.overrides import resolve_name
 
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AnyWindow, integers
-from hyperslab.torch_private import tree_leaves, tree_map, unpatched
+from hyperslab.torch_private import patched, tree_leaves, tree_map, unpatched
 
 if TYPE_CHECKING:
     from hyperslab.nn.slab import Slab
@@ -343,4 +343,5 @@ def name_of(function: Function) -> str:
         owner: Any = function.__self__
         return f"{owner.__module__}.{owner.__qualname__}.{function.__name__}"
     name = getattr(function, "__qualname__", repr(function))
-    return resolve_name(function) or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")
+    known = resolve_name(function) or resolve_name(patched(function))
+    return known or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")

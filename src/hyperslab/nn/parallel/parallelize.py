@@ -44,6 +44,7 @@ from hyperslab.nn.parallel.checks import (
 )
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
+from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import change_class, tree_map
@@ -221,7 +222,8 @@ def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
         state.memory.before(args, kwargs)
     state.comparisons.begin()
     try:
-        out = state.run(*args, **kwargs)
+        with PlainDraws(state.mesh):
+            out = state.run(*args, **kwargs)
     except Exception as error:
         add_module_path(error, module)
         raise
