@@ -195,6 +195,17 @@ def test_our_own_rules_are_defined_once_and_users_may_replace_them():
         OPS[torch.relu] = before
 
 
+@pytest.mark.parametrize("functions", [(None,), (torch.relu, "roll"), ()], ids=str)
+def test_what_is_no_function_cannot_have_a_rule(functions):
+    with pytest.raises(hs.ConfigError, match=r"register takes torch functions, got .*torch\.roll"):
+        hs.register(*functions)
+
+
+def test_what_is_no_function_cannot_be_a_rule():
+    with pytest.raises(hs.ConfigError, match="register makes a function a rule, got None"):
+        hs.register(torch.roll)(None)
+
+
 @contextmanager
 def implemented(function, *implementations):
     before = OPS[function]

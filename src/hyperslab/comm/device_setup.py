@@ -64,6 +64,12 @@ def open_transport(mesh: Mesh) -> DeviceTransport:
     return transport
 
 
+def check_single_rank(device: torch.device) -> None:
+    """Raises ``ConfigError`` where ranks on ``device`` could have no device transport."""
+    if obstacle := _obstacle([_place(device)]):
+        raise _refusal(obstacle)
+
+
 def forget_transports() -> None:
     """Lets go of the memory that ranks share."""
     _opened.clear()

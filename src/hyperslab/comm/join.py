@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
-from hyperslab.comm.device_setup import forget_transports, open_transport
+from hyperslab.comm.device_setup import check_single_rank, forget_transports, open_transport
 from hyperslab.comm.failure_report import publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
 from hyperslab.comm.mesh import Mesh, forget_groups
@@ -77,6 +77,8 @@ def init(
     place = _device(device, launch)
     wrong = find_wrong(place)
     if num_ranks == 1:
+        if transport == "device":
+            check_single_rank(place)
         _avoid(wrong, place, tell=True)
         return Mesh(grid, 0, place, None, timeout)
     backend = "gloo" if transport == "host" else _backend(place, launch)
@@ -92,7 +94,7 @@ def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
     """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
     for axis, size in asked.items():
         free = axis == "sample" and (size is None or size == -1)
-        if not free and (not isinstance(size, int) or size < 1):
+        if not free and (type(size) is bool or not isinstance(size, int) or size < 1):
             raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
     sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
     product = math.prod(sizes.values())

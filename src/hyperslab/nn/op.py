@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from hyperslab.errors import UnsupportedOp
+from hyperslab.errors import ConfigError, UnsupportedOp
 from hyperslab.layout import AnyWindow, integers
 from hyperslab.torch_private import patched, tree_leaves, tree_map, unpatched
 
@@ -276,8 +276,10 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
         return x.with_local(torch.special.entr(x.local))
     ```
     """
+    _check_callable("register takes torch functions", *functions)
 
     def keep(rule: Rule) -> Rule:
+        _check_callable("register makes a function a rule", rule)
         global _num_registered
         given = [*map(unpatched, functions)]
         OPS.update({function: Op(function, "custom", rule) for function in given})
@@ -286,6 +288,14 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
         return rule
 
     return keep
+
+
+def _check_callable(what: str, *functions: object) -> None:
+    for each in functions:
+        if not callable(each):
+            raise ConfigError(f"{what}, got {each!r}: write @hyperslab.register(torch.roll)")
+    if not functions:
+        raise ConfigError(f"{what}, got none: write @hyperslab.register(torch.roll)")
 
 
 def num_registered() -> int:

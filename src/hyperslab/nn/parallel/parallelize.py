@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from hyperslab.comm.agree import agree_on
 from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
-from hyperslab.comm.mesh import Mesh, one_thread
+from hyperslab.comm.mesh import Mesh, check_mesh, one_thread
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.graphed import Graphed, check_graphs
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
@@ -239,6 +239,7 @@ def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
         raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
     if not isinstance(module, nn.Module):
         raise ConfigError(f"parallelize takes a torch.nn.Module, got {type(module).__name__}")
+    check_mesh(mesh)
     if isinstance(module, Parallel):
         raise ConfigError("the module is parallelized already")
     for name, child in module.named_modules():
