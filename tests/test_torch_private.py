@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -155,6 +156,16 @@ def test_without_its_patch_a_plain_tensor_would_draw_torchs_numbers_within_a_mod
     ours, torchs = net(torch.ones(5))
     assert torch.equal(torchs, later)
     assert not torch.equal(ours, due)
+
+
+def test_torch_does_not_swap_tensors_that_are_held_weakly():
+    a, b = torch.ones(2), torch.zeros(3)
+    held = weakref.ref(a)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(a, b)
+    torch_private.swap_contents(a, b)
+    assert held() is a
+    assert (a.tolist(), b.tolist()) == ([0, 0, 0], [1, 1])
 
 
 def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():

@@ -272,6 +272,16 @@ def change_class(instance: object, cls: type) -> None:
     instance.__class__ = cls
 
 
+def swap_contents(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Swaps classes, attributes and contents of two tensors that nothing holds past Python.
+
+    ``torch.utils.swap_tensors`` refuses those that are held weakly. The objects stay what they are.
+    """
+    a.__class__, b.__class__ = b.__class__, a.__class__
+    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    torch._C._swap_tensor_impl(a, b)
+
+
 # --- Patches: functions of torch that ask no argument for ``__torch_function__`` ------------------
 #
 # Torch takes a Slab for no tensor in them, and so would drop a branch of a network or the gradient
