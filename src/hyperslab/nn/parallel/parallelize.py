@@ -35,6 +35,7 @@ from hyperslab.nn.depth_first.chains import (
     installed_chains,
 )
 from hyperslab.nn.depth_first.memory_watch import MemoryWatch
+from hyperslab.nn.outputs import check_computed
 from hyperslab.nn.parallel.checks import (
     BackwardHooks,
     Comparisons,
@@ -224,6 +225,7 @@ def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
     try:
         with PlainDraws(state.mesh):
             out = state.run(*args, **kwargs)
+        check_computed(out)
     except Exception as error:
         add_module_path(error, module)
         raise
