@@ -257,7 +257,8 @@ def _make_lp_pool(num_dims: int) -> None:
         means = avg_pool(x.pow(power), kernel, stride, 0, ceil)
         # This is the mean itself, but for its gradient, which is zero where the mean is.
         mean = means.local.sign() * F.relu(means.local.abs())
-        sums = mean * math.prod(window.kernel for window in call.windows)
+        windows = cast(tuple[Window, ...], call.windows)
+        sums = mean * math.prod(window.kernel for window in windows)
         return means.with_local(sums.pow(1.0 / power))  # type: ignore[no-any-return]
 
     define_windowed(num_dims, getattr(F, f"lp_pool{num_dims}d"), reader=read, run=lp_pool)
