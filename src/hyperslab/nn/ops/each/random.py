@@ -68,7 +68,7 @@ def feature_alpha_dropout(
 @define("random", torch.feature_dropout)
 def channel_dropout(input: Slab, p: float, training: bool, inplace: bool = False) -> Slab:
     """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
-    return _drop(input, p, 2, training, inplace=inplace)
+    return _drop(input, p, num_dims=2, training=training, inplace=inplace)
 
 
 def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
