@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -52,13 +53,14 @@ def look():
     return (
         Function.apply.__func__, torch.as_tensor, torch.jit.isinstance,
         torch.nn.functional.handle_torch_function, torch.nn.Conv2d._compiled_call_impl,
+        torch.rand_like, torch.dropout, torch.Tensor.normal_,
         len(module._global_buffer_registration_hooks), "einops" in sys.modules,
     )
 before = look()
 import hyperslab, hyperslab.nn, hyperslab.store
 assert look() == before
 hyperslab.init(device="cpu")
-assert all(old != new for old, new in zip(before[:6], look()[:6]))
+assert all(old != new for old, new in zip(before[:9], look()[:9]))
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -138,6 +140,34 @@ def test_without_its_patch_no_mode_would_see_a_function_or_what_a_checkpoint_com
     seen.clear()
     out.sum().backward()
     assert torch.sin not in seen
+
+
+@on_ranks(2)
+def test_without_its_patch_a_plain_tensor_would_draw_torchs_numbers_within_a_module():
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return torch.rand_like(x), plain(torch.rand_like)(x)
+
+    net = hs.parallelize(Net(), hs.init(depth=2, device="cpu"))
+    torch.manual_seed(0)
+    due = torch.rand(5)
+    torch.manual_seed(0)
+    torch.randint(1 << 32, (4,))
+    later = torch.rand(5)
+    torch.manual_seed(0)
+    ours, torchs = net(torch.ones(5))
+    assert torch.equal(torchs, later)
+    assert not torch.equal(ours, due)
+
+
+def test_torch_does_not_swap_tensors_that_are_held_weakly():
+    a, b = torch.ones(2), torch.zeros(3)
+    held = weakref.ref(a)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(a, b)
+    torch_private.swap_contents(a, b)
+    assert held() is a
+    assert (a.tolist(), b.tolist()) == ([0, 0, 0], [1, 1])
 
 
 def test_fake_tensors_say_that_they_lie_at_0_unless_told_not_to():

@@ -167,6 +167,9 @@ is_any_true = torch._is_any_true
 builtin_nn = torch._C._nn
 """The built-in functions behind those of ``torch.nn.functional``, which users can call too."""
 
+functional_builtins = torch._VF
+"""What dropouts of ``torch.nn.functional`` call; whoever holds one of these calls it there too."""
+
 PYTREE_MODULE = tree_map.__module__
 """The name of torch's module of pytrees, to find who calls it."""
 
@@ -280,6 +283,16 @@ def change_class(instance: object, cls: type) -> None:
     instance.__class__ = cls
 
 
+def swap_contents(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Swaps classes, attributes and contents of two tensors that nothing holds past Python.
+
+    ``torch.utils.swap_tensors`` refuses those that are held weakly. The objects stay what they are.
+    """
+    a.__class__, b.__class__ = b.__class__, a.__class__
+    a.__dict__, b.__dict__ = b.__dict__, a.__dict__
+    torch._C._swap_tensor_impl(a, b)
+
+
 # --- Patches: how layers are called ---------------------------------------------------------------
 
 jit_tracing_state: Callable[[], object] = torch._C._get_tracing_state
@@ -338,6 +351,11 @@ def unpatched(function: Callable[..., Any]) -> Callable[..., Any]:
     return _originals.get(function, function)
 
 
+def patched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is in the place of ``function`` now."""
+    return next((now for now, before in _originals.items() if before == function), function)
+
+
 def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
     """Has torch ask objects of ``cls`` where it does not, and the mode that ``find_mode`` finds.
 
@@ -355,6 +373,23 @@ def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
     _replace(torch.jit, "isinstance", _judging_pieces(cls, torch.jit.isinstance))
     if _overridable:
         let_dynamo_override(())  # of what was patched after it was told
+
+
+def substitute(owner: Any, name: str, run: Callable[..., Any]) -> None:
+    """Has ``run`` called with the function ``name`` of ``owner``, its arguments and keywords.
+
+    A mode could do so too, and would cost every function of a pass.
+    """
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def run_substitute(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        return run(function, args, kwargs)
+
+    _replace(owner, name, run_substitute)
+    _register_builtin(run_substitute, f"aten::{name}")
 
 
 def _replace(

@@ -37,6 +37,12 @@ def test_alone_a_mesh_has_one_rank_and_needs_no_process_group():
         ({"width": -1}, "axis width must have at least 1 rank, got -1"),
         ({"sample": 0}, "axis sample must have at least 1 rank, got 0"),
         ({"height": 1.0}, r"axis height must have at least 1 rank, got 1\.0"),
+        ({"depth": True}, "axis depth must have at least 1 rank, got True"),
+        ({"sample": False}, "axis sample must have at least 1 rank, got False"),
+        (
+            {"transport": "device"},
+            r"'device' needs GPUs .* \(the one rank's device is cpu, not a GPU\)",
+        ),
         ({"channel": None}, "axis channel must have at least 1 rank, got None"),
         ({"timeout_seconds": 0}, "timeout_seconds must be above 0 and at most 10000000, got 0"),
         ({"timeout_seconds": math.nan}, "timeout_seconds must be above 0 .*, got nan"),

@@ -71,6 +71,43 @@ def test_a_convolution_is_its_windows_and_options():
     assert transposed.windows == (TransposedWindow(2, 2, output_padding=1),) * 3
 
 
+RESIZED = {
+    "adaptive average": lambda: (F.adaptive_avg_pool2d, (seeded(2, 3, 7, 5), (3, None)), {}),
+    "adaptive maximum": lambda: (F.adaptive_max_pool1d, (seeded(3, 7), 2), {}),
+    "with indices": lambda: (
+        F.adaptive_max_pool3d_with_indices,
+        (seeded(2, 3, 7, 5, 4),),
+        {"output_size": 2},
+    ),
+    "interpolated": lambda: (F.interpolate, (seeded(2, 3, 7, 5), (9, 5)), {"mode": "bilinear"}),
+    "by a factor": lambda: (F.interpolate, (seeded(2, 3, 7),), {"scale_factor": 1.7}),
+    "by an area": lambda: (F.interpolate, (seeded(2, 3, 7, 5),), {"size": 4, "mode": "area"}),
+    "padded": lambda: (F.pad, (seeded(2, 3, 7, 5), (1, 2, -1, 3)), {}),
+    "mirrored": lambda: (F.pad, (seeded(2, 3, 7), (2, 3), "reflect"), {}),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_windows_say_how_large_outputs_are(name):
+    function, (x, *args), kwargs = RESIZED[name]()
+    out = function(x, *args, **kwargs)
+    shape = tuple((out if isinstance(out, Tensor) else out[0]).shape)
+    for given in (x, hs.shard(x, hs.init(device="cpu"))):
+        windows = parse(function, given, *args, **kwargs).windows
+        extents = shape[-len(windows) :], x.shape[-len(windows) :]
+        assert [w.output_extent(n) for w, n in zip(windows, extents[1], strict=True)] == [
+            *extents[0]
+        ]
+
+
+def test_windows_laid_side_by_side_are_those_of_a_pool():
+    x = seeded(2, 3, 7, 5)
+    patches = parse(F.unfold, x, (3, 2), 2, padding=1)
+    assert patches.windows == (Window(3, 1, 1, 2), Window(2, 1, 1, 2))
+    along = parse(Tensor.unfold, x, -2, 3, 2)
+    assert (along.windows, along.dims) == ((Window(3, 2),), (2,))
+
+
 CALLS = {
     "conv": lambda: (F.conv3d, (seeded(*X), weight(6, 2, 3, 3, 3)), {"groups": 2, "padding": 1}),
     "sample": lambda: (F.conv1d, (seeded(4, 9), weight(3, 4, 2)), {"stride": 2}),
@@ -148,7 +185,7 @@ def test_dims_are_read_as_torch_and_numpy_name_them(args, kwargs, dims):
 
 @pytest.mark.parametrize("function", [F.dropout, torch.dropout, F.alpha_dropout])
 def test_dropout_is_read_alike_in_every_spelling(function):
-    name = "train" if function is torch.dropout else "training"
+    name = "training" if function in (F.dropout, F.alpha_dropout) else "train"
     for args, kwargs in (((0.2, True), {}), ((), {"p": 0.2, name: True})):
         call = parse(function, seeded(3, 4), *args, **kwargs)
         assert (call.options["p"], call.options["training"]) == (0.2, True)
@@ -193,6 +230,17 @@ def test_our_own_rules_are_defined_once_and_users_may_replace_them():
         assert OPS[torch.relu].family == "custom"
     finally:
         OPS[torch.relu] = before
+
+
+@pytest.mark.parametrize("functions", [(None,), (torch.relu, "roll"), ()], ids=len)
+def test_what_is_no_function_cannot_have_a_rule(functions):
+    with pytest.raises(hs.ConfigError, match=r"register takes torch functions, got .*torch\.roll"):
+        hs.register(*functions)
+
+
+def test_what_is_no_function_cannot_be_a_rule():
+    with pytest.raises(hs.ConfigError, match="register makes a function a rule, got None"):
+        hs.register(torch.roll)(None)
 
 
 @contextmanager

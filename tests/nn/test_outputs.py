@@ -6,7 +6,9 @@ from dataclasses import InitVar, dataclass, field
 import pytest
 import torch
 
+import hyperslab as hs
 from hyperslab.nn.outputs import map_tensors, tensors_of
+from hyperslab.testing.strategies import Place
 
 
 @dataclass
@@ -59,3 +61,32 @@ def test_records_keep_their_classes_and_computed_fields_are_not_computed_again()
     assert rest["b"] == Slotted(torch.tensor(3.0))
     with pytest.raises(AttributeError):
         _ = computed.unset
+
+
+LAZY = {
+    "generator": lambda x: (x * k for k in range(3)),
+    "map": lambda x: (x, map(torch.sin, [x])),
+    "zip": lambda x: {"pairs": zip([x], [x], strict=True)},
+}
+
+
+class Lazy(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x):
+        return LAZY[self.name](x)
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("axes", [{}, {"height": 2}], ids=str)
+def test_outputs_that_are_yet_to_be_computed_are_refused(run, axes, name):
+    run(Place(axes), check_lazy, name)
+
+
+def check_lazy(place, name):
+    mesh = place.mesh()
+    net = hs.parallelize(Lazy(name), mesh)
+    with pytest.raises(hs.UnsupportedOp, match=f"returns a {name}, whose code would run after"):
+        net(hs.shard(torch.ones(1, 1, 4, 4), mesh))

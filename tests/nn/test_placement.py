@@ -283,6 +283,26 @@ REFUSED = {
         hs.ConfigError,
         "a plain torch.Tensor was expected, got list",
     ),
+    "no mesh": (
+        lambda mesh: hs.shard(seeded(*X5), "mesh"),
+        hs.ConfigError,
+        "a mesh was expected, as hyperslab.init gives it, got str",
+    ),
+    "no mesh of pieces": (
+        lambda mesh: hs.from_local(seeded(*X5), None, X5),
+        hs.ConfigError,
+        "a mesh was expected, as hyperslab.init gives it, got NoneType",
+    ),
+    "no mesh of a module": (
+        lambda mesh: hs.parallelize(torch.nn.ReLU(), "mesh"),
+        hs.ConfigError,
+        "a mesh was expected, as hyperslab.init gives it, got str",
+    ),
+    "gathering no tensor": (
+        lambda mesh: hs.gather([1]),
+        hs.ConfigError,
+        "gather takes a Slab or a tensor, got list",
+    ),
     "a Slab": (
         lambda mesh: hs.shard(hs.shard(seeded(*X5), mesh), mesh),
         hs.ConfigError,

@@ -71,9 +71,6 @@ USES = {
     "all of it": lambda net, y: hs.gather(y) * hs.gather(y, dims=[2]),
     "random numbers": lambda net, y: y * torch.rand(()),
     "a class": lambda net, y: y * 2 if isinstance(y, Tensor) and type(y) is Tensor else y,
-    "drop path": lambda net, y: y * torch.empty(len(y), 1, 1, 1).bernoulli_(0.5),
-    "drop path by a method": lambda net, y: y * y.new_empty(len(y), 1, 1, 1).bernoulli_(0.5),
-    "dropout of a weight": lambda net, y: y + F.dropout(net.conv.bias).view(-1, 1, 1),
     "vmap": lambda net, y: torch.vmap(torch.sin)(y) + torch.func.grad(lambda t: t.sum())(y),
 }
 

@@ -137,7 +137,7 @@ def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
     """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
     for axis, size in asked.items():
         free = axis == "sample" and (size is None or size == -1)
-        if not free and (not isinstance(size, int) or size < 1):
+        if not free and (type(size) is bool or not isinstance(size, int) or size < 1):
             raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
     sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
     product = math.prod(sizes.values())

@@ -157,6 +157,14 @@ def with_first_mesh(run: Run) -> Run:
     return run
 
 
+def check_mesh(mesh: object) -> None:
+    """Raises unless ``mesh`` is a Mesh."""
+    if not isinstance(mesh, Mesh):
+        raise ConfigError(
+            f"a mesh was expected, as hyperslab.init gives it, got {type(mesh).__name__}"
+        )
+
+
 def mesh_of(number: int) -> Mesh:
     """The mesh with that ``number``."""
     return _meshes[number]

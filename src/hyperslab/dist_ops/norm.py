@@ -8,6 +8,7 @@ those of ``hyperslab.kernels.norm``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -129,16 +130,24 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 def normalize_channels(
-    x: Tensor, ends: Ends, moments: Moments, eps: float, mesh: Mesh
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``(x - mean) / sqrt(var + eps) * weight + bias``, the mean, and the biased variance.
+    x: Tensor,
+    ends: Ends,
+    moments: Moments,
+    eps: float,
+    mesh: Mesh,
+    update: Callable[[Tensor, Tensor], None],
+) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * weight + bias``.
 
     ``moments`` are over all dims but the channels, which are whole. Collective over
-    ``moments.axes``. Differentiable in its first output, twice too; pieces may be uneven and empty.
-    Every piece may lie in memory as it likes.
+    ``moments.axes``. Differentiable, twice too; pieces may be uneven and empty. Every piece may
+    lie in memory as it likes.
+
+    ``update`` is given the mean and the biased variance before tensors are saved for the backward
+    pass: a checkpoint, which computes again, goes no further than that.
     """
-    out: tuple[Tensor, Tensor, Tensor]
-    out = _Normalize.apply(x, *ends, moments, eps, mesh)  # type: ignore[no-untyped-call]
+    out: Tensor
+    out = _Normalize.apply(x, *ends, moments, eps, mesh, update)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -152,22 +161,21 @@ class _Normalize(Function):
         moments: Moments,
         eps: float,
         mesh: Mesh,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        update: Callable[[Tensor, Tensor], None],
+    ) -> Tensor:
         mean, var = moments_over_ranks(*mean_and_variance(x), x, moments, mesh)
+        update(mean, var)
         scale = torch.rsqrt(var + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.moments, ctx.eps, ctx.mesh = moments, eps, mesh
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.mark_non_differentiable(mean, var)
-        ctx.set_materialize_grads(False)
-        return normalize(x, mean, scale, weight, bias), mean, var
+        return normalize(x, mean, scale, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        grad = torch.zeros_like(x) if grad is None else grad
         if torch.is_grad_enabled():
-            return *_differentiable_backward(ctx, grad, x, weight), None, None, None
+            return *_differentiable_backward(ctx, grad, x, weight), *[None] * 4
         grad = in_memory_of(x, grad)
         sums = gradient_sums(grad, x, mean, scale)
         home = None
@@ -175,7 +183,7 @@ class _Normalize(Function):
             means = reduce_sum_(torch.stack(sums), ctx.mesh, ctx.moments.axes)
             means.div_(ctx.moments.num)
             home = input_gradient(grad, x, mean, scale, weight, means)
-        return home, *_end_gradients(ctx, weight, *sums, scale), None, None, None
+        return home, *_end_gradients(ctx, weight, *sums, scale), *[None] * 4
 
 
 def _end_gradients(

@@ -2,7 +2,9 @@
 
 Only the very next function can be what they wait for: a pool, or after a convolution an activation.
 Before any other function runs they are materialised, so that nothing comes in between that would
-change their results. What waits is a Slab; where a module runs on plain tensors, a
+change their results. A pool of such a one waits too, until the next function: if somebody holds its
+input by then, whose gradient may be asked for, that is computed first, and the pool of it. What
+waits is a Slab; where a module runs on plain tensors, a
 ``DeferredTensor`` stands for it.
 """
 
@@ -17,12 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils import swap_tensors
 
+from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.act_pool import activate
 from hyperslab.kernels.act_pool_plan import Pool
-from hyperslab.kernels.memory_format import channels_last
+from hyperslab.kernels.memory_format import channels_last, memory_format_of
 from hyperslab.layout import Layout
 from hyperslab.nn import dispatch
 from hyperslab.nn.slab import Slab, flatten
@@ -31,6 +33,7 @@ from hyperslab.torch_private import (
     past_subclasses,
     past_torch_functions,
     register_container,
+    swap_contents,
     tree_leaves,
     tree_map_only,
 )
@@ -58,6 +61,9 @@ class Source(Protocol):
     def compute(self, slope: float) -> Tensor:
         """As ``activated``, with nothing that others have computed or will need."""
 
+    def on(self, operands: Sequence[Tensor]) -> Source:
+        """The same of other tensors than ``versions.tensors``."""
+
 
 class Made:
     """A piece that exists and is yet to be activated."""
@@ -78,17 +84,20 @@ class Made:
 
     compute = activated
 
+    def on(self, operands: Sequence[Tensor]) -> Made:
+        return Made(*operands, in_place=False)
+
 
 class Convolved:
     """A convolution that has not been computed; ``run`` does it and multiplies by a slope.
 
-    ``run_pool`` does a pool too, or returns None where it cannot.
+    ``run_pool`` does a pool too, or returns None where it cannot. Both take the operands last.
     """
 
     def __init__(
         self,
-        run: Callable[[float], Tensor],
-        run_pool: Callable[[float, Pool], Tensor | None],
+        run: Callable[..., Tensor],
+        run_pool: Callable[..., Tensor | None],
         operands: Sequence[Tensor],
     ) -> None:
         self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
@@ -100,19 +109,16 @@ class Convolved:
         return torch.empty(tuple(shape), dtype=dtype, device="meta", memory_format=last)
 
     def pooled(self, slope: float, pool: Pool) -> Tensor | None:
-        """The pool of the activated piece, where one kernel does all.
-
-        Should the piece be wanted too, as by a skip connection, it is computed once more.
-        """
+        """The pool of the activated piece, where one kernel does all."""
         if self.made is not None:
             return None
         self.versions.check()
-        return self.run_pool(slope, pool)
+        return self.run_pool(slope, pool, *self.versions.tensors)
 
     def plain(self) -> Tensor:
         if self.made is None:
             self.versions.check()
-            self.made = self.run(1.0)
+            self.made = self.run(1.0, *self.versions.tensors)
         return self.made
 
     def activated(self, slope: float) -> Tensor:
@@ -122,7 +128,46 @@ class Convolved:
 
     def compute(self, slope: float) -> Tensor:
         self.versions.check()
-        return self.run(slope)
+        return self.run(slope, *self.versions.tensors)
+
+    def on(self, operands: Sequence[Tensor]) -> Convolved:
+        return Convolved(self.run, self.run_pool, operands)
+
+
+class Pooled:
+    """A pool of a Slab that waited for it; ``run`` computes the pool of a Slab.
+
+    It waits to learn whether somebody holds that Slab, or the tensor that stands for it.
+    """
+
+    def __init__(self, run: Callable[[Slab], Tensor], x: Deferred) -> None:
+        assert x.source is not None
+        self.run, self.input, self.versions = run, weakref.ref(x), x.source.versions
+        self.kept: Slab | None = None
+        """The Slab, once it is computed because somebody holds it."""
+        x.__dict__["pool"] = weakref.ref(self)
+        self._source, self._place, self._slope = x.source, (x.layout, x.mesh), x.slope
+
+    def like(self, shape: Sequence[int]) -> Tensor:
+        like = self._source.like(self._place[0].shape)
+        kept = memory_format_of(like)
+        return torch.empty(tuple(shape), dtype=like.dtype, device="meta", memory_format=kept)
+
+    def activated(self, slope: float) -> Tensor:
+        x = self.input()
+        if self.kept is None and x is not None:
+            x.materialise()
+        kept, self.kept = self.kept, None
+        return self.compute(slope) if kept is None else self.run(kept)
+
+    def plain(self) -> Tensor:
+        return self.activated(1.0)
+
+    def compute(self, slope: float) -> Tensor:
+        return self.run(Deferred(*self._place, self._source, self._slope))
+
+    def on(self, operands: Sequence[Tensor]) -> Pooled:
+        return Pooled(self.run, Deferred(*self._place, self._source.on(operands), self._slope))
 
 
 class _Versions:
@@ -145,7 +190,7 @@ class _Versions:
                 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, init=False)
 class Deferred(Slab):
     """A Slab whose piece is not computed until somebody asks for it."""
 
@@ -158,14 +203,30 @@ class Deferred(Slab):
     """Where its operands are ready, on a GPU."""
     tensor: weakref.ref[DeferredTensor] | None = None
     """The plain tensor that stands for it, if one does."""
+    pool: weakref.ref[Pooled] | None = None
+    """What it waited for, if that waits now."""
+
+    def __init__(self, layout: Layout, mesh: Mesh, source: Source, slope: float = 1.0) -> None:
+        """As a dataclass does it, in a fraction of the time."""
+        fields = self.__dict__
+        fields["layout"], fields["mesh"], fields["source"], fields["slope"] = (
+            layout,
+            mesh,
+            source,
+            slope,
+        )
 
     @property  # type: ignore[misc]  # a dataclass field of Slab
     def local(self) -> Tensor:
         """This rank's piece, computed now if it is not there yet."""
+        tensor = None if self.tensor is None else self.tensor()
+        if tensor is not None and not tensor.materialise():
+            return tensor
         if self.source is not None:
             with torch.set_grad_enabled(self.grad_mode), _on_stream(self.stream):
                 piece = self.source.activated(self.slope)
             self.__dict__.update(local=piece, source=None)
+            self.keep_for_pool(self)
             object.__setattr__(self, "__class__", Slab)  # from now on as good as any
         found: Tensor = self.__dict__["local"]
         return found
@@ -182,7 +243,14 @@ class Deferred(Slab):
         else:
             tensor.materialise()
 
+    def keep_for_pool(self, x: Slab) -> None:
+        """Has the pool that it waited for be one of ``x``."""
+        if self.pool is not None and (pool := self.pool()) is not None:
+            pool.kept = x
+
     def can_wait_for(self, function: Callable[..., Any]) -> bool:
+        if isinstance(self.source, Pooled):
+            return False
         if torch.is_grad_enabled() != self.grad_mode or _stream(self.mesh.device) != self.stream:
             return False
         is_plain = self.slope == 1 and isinstance(self.source, Convolved)
@@ -199,7 +267,19 @@ class Deferred(Slab):
 
 def defer_conv(x: Slab, layout: Layout, source: Convolved) -> Slab:
     """The output of a convolution of ``x`` that waits."""
-    return _wait(Deferred(None, layout, x.mesh, source=source))  # type: ignore[arg-type]
+    return _wait(Deferred(layout, x.mesh, source))
+
+
+def defer_pool(x: Slab, layout: Layout, run: Callable[[Slab], Tensor]) -> Slab | None:
+    """The pool of ``x``, which waits; None unless ``x`` waited and may be asked for a gradient.
+
+    ``run`` computes it of ``x`` as it is then.
+    """
+    if not isinstance(x, Deferred) or x.source is None or not torch.is_grad_enabled():
+        return None
+    if not any(t.requires_grad for t in x.source.versions.tensors):
+        return None
+    return _wait(Deferred(layout, x.mesh, Pooled(run, x)))
 
 
 def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
@@ -207,7 +287,7 @@ def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
     found = x.source if isinstance(x, Deferred) else None
     source = found or Made(x.local, in_place=in_place)
     if not in_place:
-        return _wait(Deferred(None, x.layout, x.mesh, source=source, slope=slope))  # type: ignore[arg-type]
+        return _wait(Deferred(x.layout, x.mesh, source, slope))
     object.__setattr__(x, "__class__", Deferred)  # torch returns the tensor it wrote into
     x.__dict__.update(source=source, slope=slope, grad_mode=torch.is_grad_enabled())
     return x if found else _wait(x)
@@ -304,14 +384,14 @@ class DeferredTensor(Tensor):
             return func(*args, **kwargs)
 
     def materialise(self) -> bool:
-        """Makes this an ordinary tensor, if nothing holds it past Python or weakly."""
+        """Makes this an ordinary tensor, if nothing holds it past Python."""
         slab = self.slab
-        slab.__dict__["tensor"] = None
         with past_torch_functions():
-            is_held = self.elements is not None or self._use_count() > 1  # type: ignore[attr-defined]
-            if is_held or weakref.getweakrefs(self):
+            if self.elements is not None or self._use_count() > 1:  # type: ignore[attr-defined]
                 self.read()
+                slab.keep_for_pool(Slab(self, slab.layout, slab.mesh))
                 return False
+            slab.__dict__["tensor"] = None
             source = slab.source
             is_shared = source is None or getattr(source, "made", None) is not None
             piece = slab.local.view_as(slab.local) if is_shared else slab.local
@@ -319,7 +399,7 @@ class DeferredTensor(Tensor):
                 source.made = self
             slab.__dict__["local"] = self
             users = {name: self.__dict__[name] for name in self.__dict__.keys() - _OWN_ATTRIBUTES}
-            swap_tensors(self, piece)
+            swap_contents(self, piece)
             self.__dict__.update(users)
         return True
 
@@ -365,8 +445,9 @@ class _Later(Function):
         """Runs where the elements were read past Python: else the tensor has another graph."""
         wants = ctx.needs_input_grad[1:]
         with torch.enable_grad():
-            out = ctx.source.compute(ctx.slab.slope)
-        operands = ctx.source.versions.tensors
+            # Of views, so that hooks of the operands themselves do not see a part of the gradient.
+            operands = [t.view_as(t) for t in ctx.source.versions.tensors]
+            out = ctx.source.on(operands).compute(ctx.slab.slope)
         wanted = [t for t, want in zip(operands, wants, strict=True) if want]
         again = torch.is_grad_enabled()
         found = iter(torch.autograd.grad(out, wanted, grad, create_graph=again))

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from hyperslab.comm.journal import journal
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.nn.op import OPS, Function, Rule, is_operand, name_of
-from hyperslab.torch_private import tree_leaves
+from hyperslab.torch_private import is_forward_ad_active, tree_leaves
 
 
 def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -28,7 +28,7 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         materialise(function, args)
     if journal.has_readers:
         journal.add(function, (*args, *kwargs.values()) if kwargs else args)
-        if is_grad_enabled():
+        if is_grad_enabled() or is_forward_ad_active():
             args, kwargs = _PREPARE[0](function, args, kwargs)
     try:
         op = OPS.get(function)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from hyperslab.errors import UnsupportedOp
-from hyperslab.layout import AnyWindow, integers
-from hyperslab.torch_private import tree_leaves, tree_map, unpatched
+from hyperslab.errors import ConfigError, UnsupportedOp
+from hyperslab.layout import Reads, integers
+from hyperslab.torch_private import patched, tree_leaves, tree_map, unpatched
 
 if TYPE_CHECKING:
     from hyperslab.nn.slab import Slab
@@ -42,6 +42,8 @@ class Op:
     """Computes it on Slabs; takes the function's own arguments."""
     reader: Callable[..., Call] | None = None
     """Takes the Op and the function's own arguments, where a Call has more than their names say."""
+    windows: Callable[[Any, Mapping[str, Any]], tuple[Reads, ...]] | None = None
+    """Those of a Call of an input and options, where it has some and no ``reader``."""
     flops: Callable[[Call], int] | None = None
     """Counts the multiplications and additions of a Call, where these are what takes time."""
     fused: tuple[FusedRule, ...] = ()
@@ -72,8 +74,10 @@ class Op:
         bound.apply_defaults()
         operands = tuple(filter(is_operand, tree_leaves((args, named), is_leaf=is_operand)))
         options = {name: arg for name, arg in bound.arguments.items() if not _has_operand(arg)}
-        dims = _dims(operands[0], options["dim"]) if "dim" in options and operands else ()
-        return Call(self, operands, options, dims=dims, given=(args, kwargs or {}))
+        named_dims = [options[name] for name in ("dim", "dimension") if name in options]
+        dims = _dims(operands[0], named_dims[0]) if named_dims and operands else ()
+        windows = () if self.windows is None else self.windows(operands[0], options)
+        return Call(self, operands, options, windows, dims, given=(args, kwargs or {}))
 
     def _signature(self) -> inspect.Signature:
         """The rule's, or where that takes anything the function's own, if it tells."""
@@ -108,8 +112,8 @@ class Call:
     """The Slabs and tensors it is given, its input first; of a windowed function None too."""
     options: Mapping[str, Any]
     """Its other arguments, by torch's names."""
-    windows: tuple[AnyWindow, ...] = ()
-    """Those of a windowed function, for each of its spatial dims."""
+    windows: tuple[Reads, ...] = ()
+    """Those of a windowed function, for each of its last dims; of ``Tensor.unfold`` for its dim."""
     dims: tuple[int, ...] = ()
     """The dims over which a function reduces, or along which it works."""
     given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
@@ -120,7 +124,7 @@ class Call:
         op: Op,
         operands: tuple[Any, ...],
         options: Mapping[str, Any],
-        windows: tuple[AnyWindow, ...] = (),
+        windows: tuple[Reads, ...] = (),
         dims: tuple[int, ...] = (),
         given: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
     ) -> None:
@@ -246,6 +250,7 @@ def define(
     family: Family,
     *functions: Function,
     reader: Callable[..., Call] | None = None,
+    windows: Callable[[Any, Mapping[str, Any]], tuple[Reads, ...]] | None = None,
     flops: Callable[[Call], int] | None = None,
 ) -> Callable[[Rule], Rule]:
     """Makes the decorated rule what runs when one of ``functions`` gets a Slab: once for each."""
@@ -253,7 +258,7 @@ def define(
     def keep(rule: Rule) -> Rule:
         for function in dict.fromkeys(functions):  # torch has some under two names
             assert function not in OPS, f"{name_of(function)} has a rule"
-            OPS[function] = Op(function, family, rule, reader, flops)
+            OPS[function] = Op(function, family, rule, reader, windows, flops)
         return rule
 
     return keep
@@ -276,8 +281,10 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
         return x.with_local(torch.special.entr(x.local))
     ```
     """
+    _check_callable("register takes torch functions", *functions)
 
     def keep(rule: Rule) -> Rule:
+        _check_callable("register makes a function a rule", rule)
         global _num_registered
         given = [*map(unpatched, functions)]
         OPS.update({function: Op(function, "custom", rule) for function in given})
@@ -286,6 +293,14 @@ def register(*functions: Function) -> Callable[[Rule], Rule]:
         return rule
 
     return keep
+
+
+def _check_callable(what: str, *functions: object) -> None:
+    for each in functions:
+        if not callable(each):
+            raise ConfigError(f"{what}, got {each!r}: write @hyperslab.register(torch.roll)")
+    if not functions:
+        raise ConfigError(f"{what}, got none: write @hyperslab.register(torch.roll)")
 
 
 def num_registered() -> int:
@@ -343,4 +358,5 @@ def name_of(function: Function) -> str:
         owner: Any = function.__self__
         return f"{owner.__module__}.{owner.__qualname__}.{function.__name__}"
     name = getattr(function, "__qualname__", repr(function))
-    return resolve_name(function) or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")
+    known = resolve_name(function) or resolve_name(patched(function))
+    return known or f"{getattr(function, '__module__', '')}.{name}".lstrip(".")

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import FrozenInstanceError, fields, is_dataclass
+from types import GeneratorType
 from typing import Any
 
 from torch import Tensor
 
+from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import tree_leaves, tree_map
+
+_LAZY = (GeneratorType, map, filter, zip)
+
+
+def check_computed(value: Any) -> None:
+    """Raises where a module returns code that is yet to run, or a tuple, list or dict with such."""
+    values = value.values() if isinstance(value, dict) else value
+    for each in (value, *values) if isinstance(value, tuple | list | dict) else (value,):
+        if isinstance(each, _LAZY):
+            raise UnsupportedOp(
+                f"forward of a parallelized module returns a {type(each).__name__}, whose code "
+                "would run after the pass, where other rules hold: return a list or a tuple"
+            )
 
 
 def tensors_of(value: Any) -> list[Tensor]:

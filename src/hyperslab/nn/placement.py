@@ -14,7 +14,7 @@ from hyperslab.comm.agree import agree, agree_about, agree_on
 from hyperslab.comm.fetch import fetch
 from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.journal import journal
-from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.mesh import Mesh, check_mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, HyperslabError, LayoutError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
@@ -123,6 +123,7 @@ def _probe(tensor: Tensor) -> Tensor:
 def _checked_tensor(tensor: Tensor, mesh: Mesh) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise ConfigError(f"a plain torch.Tensor was expected, got {type(tensor).__name__}")
+    check_mesh(mesh)
     check_no_transform(mesh)
     if is_dynamo_loaded():
         from hyperslab.nn import compile as compile  # Dynamo must know before it meets a Slab
@@ -219,6 +220,8 @@ def gather(x: Slab | Tensor, dims: int | Sequence[int] | None = None) -> Slab | 
     """
     if isinstance(x, Tensor):
         return x
+    if not isinstance(x, Slab):
+        raise ConfigError(f"gather takes a Slab or a tensor, got {type(x).__name__}")
     if dims is None:
         journal.note(gather, (x,))
         return whole_along(x, x.layout.split_dims).local

@@ -16,7 +16,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Grid, Layout
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import unsupported
-from hyperslab.torch_private import PYTREE_MODULE, register_container
+from hyperslab.torch_private import PYTREE_MODULE, register_container, unpatched
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -70,7 +70,7 @@ class Slab:
         """The tensor's method or attribute ``name``, by its rule."""
         found = getattr(Tensor, name, None)
         if callable(found) and not name.startswith("__"):  # copy, pickle and numpy ask for those
-            return partial(_call, found, self)
+            return partial(_call, unpatched(found), self)
         why = f"a Slab has no attribute {name!r}"
         if found is not None and not name.startswith("_") and name not in _FIELDS:
             try:

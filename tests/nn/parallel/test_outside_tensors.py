@@ -3,13 +3,14 @@
 import copy
 import functools
 import gc
+import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import Function, grad
+from torch.autograd import Function, forward_ad, grad
 from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
@@ -436,6 +437,23 @@ def test_a_part_of_a_module_that_is_gone_is_no_longer_left_to_it():
     weighed(part(enter(seeded(3, 3, 7, 5)))).backward()
     weighed(plain.last(seeded(3, 3, 7, 5))).backward()
     close(part.weight.grad, plain.last.weight.grad)
+
+
+@pytest.mark.ranks(2)
+def test_forward_mode_derivatives_are_refused():
+    (run, enter), _ = entered({"height": 2}, {})
+    x = enter(seeded(*SHAPE))
+    refused = pytest.raises(hs.UnsupportedOp, match=r"on height=2 cannot .*forward_ad")
+    with forward_ad.dual_level(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit.script
+        dual = forward_ad.make_dual(seeded(*SHAPE), seeded(*SHAPE, seed=1))
+        with refused:
+            enter(dual)
+        local = forward_ad.make_dual(x.local, torch.ones_like(x.local))
+        for grad_mode in (True, False):
+            with refused, torch.set_grad_enabled(grad_mode):
+                x.with_local(local).sum()
+    run(x).sum().backward()
 
 
 @pytest.mark.ranks(2)

@@ -46,11 +46,11 @@ def sum_and_tell(
     Waits until the slots are filled. If that fails, all becomes NaN.
     """
     failed = _await_messages(lanes, state, report, limit, num_lanes, num_slots, timed)
-    for tile in range(tl.program_id(0), tl.cdiv(numel, block), tl.num_programs(0)):
+    for tile in range(tl.program_id(0), (numel + block - 1) // block, tl.num_programs(0)):
         numbers = tile * block + tl.arange(0, block)
         inside = numbers < numel
         mine = tl.load(total + numbers, mask=inside).to(wide)
-        found = tl.where(failed == 0, tl.zeros((block,), wide), float("nan"))
+        found = tl.where(failed == 0, tl.full((block,), 0.0, wide), float("nan"))
         for rank in range(num_lanes + 1):
             if rank == place:
                 found += mine

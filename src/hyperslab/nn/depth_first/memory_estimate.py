@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyperslab.kernels import fused
+from hyperslab.layout import Window
 from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.op import OPS
 from hyperslab.nn.slab import Slab, is_slab
@@ -180,7 +181,7 @@ class MemoryCounter(TorchFunctionMode):
     ) -> bool:
         if not self._fuses or function not in POOLS or not isinstance(args[0], Tensor):
             return False
-        windows = OPS[function].parse(args, kwargs).windows
+        windows = cast(tuple[Window, ...], OPS[function].parse(args, kwargs).windows)
         fits = max(window.kernel for window in windows) <= MOST_FUSED
         return fits and args[0].ndim > 3 and args[0].numel() >= fused.MIN_NUMEL
 

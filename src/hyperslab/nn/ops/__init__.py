@@ -1,5 +1,6 @@
 """The rules of torch functions on Slabs, by family; importing this package registers them."""
 
+from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.nn.ops import bypass as bypass, whole as whole
 from hyperslab.nn.ops.each import pointwise as pointwise, random as random
 from hyperslab.nn.ops.products import attention as attention, dense as dense, matmul as matmul
@@ -34,3 +35,6 @@ from hyperslab.nn.ops.windows import (
     unfold as unfold,
     unpool as unpool,
 )
+from hyperslab.nn.plain_random import substitute_draws
+
+with_first_mesh(substitute_draws)  # after all rules, which are those of functions as torch has them

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm.mesh import with_first_mesh
 from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.op import define
-from hyperslab.nn.single_rank.mode import active_mode
+from hyperslab.nn.plain_random import active_draws
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import patch_for
 
@@ -37,7 +37,7 @@ def reentrant_checkpoint(*args: Any) -> Any:
 
 
 # After the rules above, which are those of functions as torch has them.
-with_first_mesh(partial(patch_for, Slab, active_mode))
+with_first_mesh(partial(patch_for, Slab, active_draws))
 
 _made: list[type] = []  # einops finds classes only while somebody holds them
 

@@ -16,6 +16,7 @@ from hyperslab.comm.agree import Comparison, post_comparison
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh, with_first_mesh
 from hyperslab.errors import ConfigError, HyperslabError, UnsupportedOp
+from hyperslab.nn.plain_random import note_draws, random_state
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
@@ -95,10 +96,14 @@ class Comparisons:
     """How many operators had been run when a forward pass began."""
     _compared: int | None = None
     """How many have been compared."""
+    _random_state: bytes = b""
+    """When the forward pass began."""
 
     def begin(self) -> None:
         """Says that a forward pass begins."""
         self._begun = journal.count
+        if self.mesh.num_ranks > 1:
+            self._random_state = random_state(self.mesh)
 
     @property
     def is_on_slabs(self) -> bool:
@@ -113,6 +118,7 @@ class Comparisons:
         """
         if self.mesh.num_ranks == 1 or not self.is_on_slabs:
             return
+        note_draws(self._random_state, self.mesh)
         entries = journal.since(self._begun if self._compared is None else self._compared)
         self._compared = journal.count
         self.wait()

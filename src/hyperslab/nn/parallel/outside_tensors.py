@@ -37,6 +37,7 @@ from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     FakeTensor,
     FunctionalTensor,
+    is_forward_ad_active,
     peek_interpreter_stack,
     tree_leaves,
     tree_map,
@@ -65,7 +66,7 @@ def with_means(
 
     Collective over the mesh in the backward pass.
     """
-    if peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None or is_forward_ad_active():
         check_no_transform(_mesh_of(args, kwargs))
     mesh = _mesh_of(args, kwargs)
     if mesh is None or mesh.num_ranks == 1:
@@ -94,8 +95,15 @@ def with_mean(value: Any, mesh: Mesh) -> Any:
 
 
 def check_no_transform(mesh: Mesh | None) -> None:
-    """Raises within ``torch.func``'s transforms on several ranks."""
-    if mesh is not None and mesh.num_ranks > 1 and peek_interpreter_stack() is not None:
+    """Raises within transforms of ``torch.func`` and forward-mode derivatives on several ranks."""
+    if mesh is None or mesh.num_ranks == 1:
+        return
+    if is_forward_ad_active():
+        raise UnsupportedOp(
+            f"Slabs on {mesh.grid.describe()} cannot be used within torch.autograd.forward_ad, "
+            "whose tangents do not pass messages between ranks: torch.autograd.grad gives gradients"
+        )
+    if peek_interpreter_stack() is not None:
         raise UnsupportedOp(
             f"Slabs on {mesh.grid.describe()} cannot be used within torch.func.grad, vmap and the "
             "like, which messages between ranks do not pass: torch.autograd.grad gives gradients"

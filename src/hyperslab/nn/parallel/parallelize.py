@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from hyperslab.comm.agree import agree_on
 from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
-from hyperslab.comm.mesh import Mesh, one_thread
+from hyperslab.comm.mesh import Mesh, check_mesh, one_thread
 from hyperslab.errors import ConfigError
 from hyperslab.nn.cuda_graphs.graphed import Graphed, can_record
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
@@ -35,6 +35,7 @@ from hyperslab.nn.depth_first.chains import (
     installed_chains,
 )
 from hyperslab.nn.depth_first.memory_watch import MemoryWatch
+from hyperslab.nn.outputs import check_computed
 from hyperslab.nn.parallel.checks import (
     BackwardHooks,
     Comparisons,
@@ -44,6 +45,7 @@ from hyperslab.nn.parallel.checks import (
 )
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
+from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import change_class, tree_map
@@ -227,7 +229,9 @@ def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
         state.memory.before(args, kwargs)
     state.comparisons.begin()
     try:
-        out = state.run(*args, **kwargs)
+        with PlainDraws(state.mesh):
+            out = state.run(*args, **kwargs)
+        check_computed(out)
     except Exception as error:
         add_module_path(error, module)
         raise
@@ -243,6 +247,7 @@ def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
         raise ConfigError(f"batch_stats must be 'global' or 'spatial', got {batch_stats!r}")
     if not isinstance(module, nn.Module):
         raise ConfigError(f"parallelize takes a torch.nn.Module, got {type(module).__name__}")
+    check_mesh(mesh)
     if isinstance(module, Parallel):
         raise ConfigError("the module is parallelized already")
     for name, child in module.named_modules():

@@ -7,7 +7,6 @@ functions are torch's own.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -23,7 +22,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
-from hyperslab.nn.single_rank.served import SERVED, Needs, makes_plain
+from hyperslab.nn.single_rank.served import SERVED
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
@@ -42,8 +41,6 @@ class SingleRankMode(TorchFunctionMode):
         super().__init__()
         self._module, self._mesh = module, mesh
         self.is_paused = False
-        self._made: dict[int, weakref.ref[Tensor]] = {}
-        """Tensors that are plain on several ranks too, as they are made of nothing."""
 
     def __torch_function__(
         self,
@@ -64,12 +61,11 @@ class SingleRankMode(TorchFunctionMode):
         x = args[0] if args else kwargs.get("input")
         if not is_users and needs and type(x) is Tensor and not needs(x, args, kwargs):
             return func(*args, **kwargs)
-        return self._serve(func, needs, x, args, kwargs)
+        return self._serve(func, x, args, kwargs)
 
     def _serve(
         self,
         function: Function,
-        needs: Needs | None,
         x: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -78,12 +74,7 @@ class SingleRankMode(TorchFunctionMode):
             return function(*args, **kwargs)
         if function in USERS:
             return self._by_users_rule(function, args, kwargs)
-        if needs is makes_plain:
-            return self._note(function(*args, **kwargs), args)
-        is_plain = type(x) is Tensor  # what isinstance takes longer to find
-        if not is_plain and (not isinstance(x, Tensor) or isinstance(x, Parameter)):
-            return function(*args, **kwargs)
-        if self._is_made(x):
+        if not isinstance(x, Tensor):
             return function(*args, **kwargs)
         return self._by_rule(function, x, args, kwargs)
 
@@ -146,17 +137,6 @@ class SingleRankMode(TorchFunctionMode):
         if isinstance(out, Slab):
             return _plain(out)
         return tree_map(_plain, out, is_leaf=is_slab)
-
-    def _note(self, made: Any, args: tuple[Any, ...]) -> Any:
-        """``made``, which was made of nothing, unless it is to be like its first argument."""
-        like = args[0] if args and isinstance(args[0], Tensor) else None
-        if like is None or like.shape != made.shape:
-            self._made[id(made)] = weakref.ref(made)
-        return made
-
-    def _is_made(self, x: Tensor) -> bool:
-        found = self._made.get(id(x)) if self._made else None
-        return found is not None and found() is x
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -72,17 +72,15 @@ def _conv_transpose_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _draws(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return True
+    """Of tensors whose elements lie in memory, not of DTensors, sparse or nested ones."""
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__ or x.is_nested:
+        return False
+    return x.layout is torch.strided and kwargs.get("out") is None
 
 
 def _drops(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     is_training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
-    return bool(is_training)
-
-
-def makes_plain(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Of functions that make tensors of nothing, which are to be told apart."""
-    return True
+    return bool(is_training) and _draws(x, args, kwargs)
 
 
 def _named(spaces: tuple[Any, ...], *names: str) -> list[Function]:
@@ -114,9 +112,5 @@ SERVED: dict[Function, Needs] = {
     **dict.fromkeys((torch.rand_like, torch.randn_like, torch.bernoulli), _draws),
     **dict.fromkeys(_named((Tensor,), "bernoulli_", "normal_", "uniform_", "exponential_"), _draws),
     F.gumbel_softmax: _draws,
-    **dict.fromkeys(_named((torch,), "empty", "zeros", "ones", "full"), makes_plain),
-    **dict.fromkeys(
-        _named((Tensor,), "new_empty", "new_zeros", "new_ones", "new_full"), makes_plain
-    ),
 }
 """The functions that rules may compute, each with what tells whether they are to."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.testing import assert_same_as_serial, averaged, seeded
@@ -328,3 +329,22 @@ def check_empty(place, batch_stats):
 @pytest.mark.parametrize("batch_stats", ["global", "spatial"])
 def test_a_norm_of_nothing_is_nothing(run, axes, batch_stats):
     run(Place(axes), check_empty, batch_stats)
+
+
+def statistics_after_checkpoint(place, is_last):
+    """Those of a norm in a checkpoint, which computes it again in the backward pass."""
+    torch.manual_seed(0)
+    norm, after = nn.BatchNorm3d(4).double(), nn.Identity() if is_last else nn.Sigmoid()
+    x = seeded(3, 4, 11, 9, 10).requires_grad_()
+    given = x if place is None else hs.shard(x, place.mesh(), cuts=place.cuts_of(5))
+    out = checkpoint(lambda t: after(norm(t * 2)), given, use_reentrant=False)
+    (out * out * out).sum().backward()
+    return [norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.weight.grad]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_checkpoint_updates_statistics_as_often_as_in_one_process(run, place, is_last):
+    due = statistics_after_checkpoint(None, is_last)
+    for ours in run(place, statistics_after_checkpoint, is_last):
+        torch.testing.assert_close(ours[:3], due[:3])
+    assert due[2] == 2

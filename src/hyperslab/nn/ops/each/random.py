@@ -74,9 +74,9 @@ def feature_alpha_dropout(
 
 
 @define("random", torch.feature_dropout)
-def channel_dropout(input: Slab, p: float, training: bool) -> Slab:
+def channel_dropout(input: Slab, p: float, training: bool, inplace: bool = False) -> Slab:
     """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
-    return _drop(input, p, 2, training, inplace=False)
+    return _drop(input, p, num_dims=2, training=training, inplace=inplace)
 
 
 def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
@@ -100,7 +100,7 @@ def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) ->
     if p == 1:
         zero = x.local.new_zeros(())
         return x.mul_(zero) if inplace else x.with_local(x.local * zero)
-    if not x.is_floating_point():
+    if not x.is_floating_point() and not x.is_complex():
         raise ConfigError(f"dropout scales what it keeps, which a {x.dtype} tensor cannot hold")
     keep = _keep_mask(x, num_dims, p)
     scale = 1 / (1 - p)
@@ -160,8 +160,10 @@ def _normal(x: Slab) -> Tensor:
 
 
 def _like(x: Slab, local: Tensor, dtype: torch.dtype | None, options: dict[str, Any]) -> Slab:
-    made = local.to(dtype or x.dtype).requires_grad_(bool(options.pop("requires_grad", False)))
-    return x.with_local(made)
+    """A Slab of ``local``; torch's own function takes ``options`` that none here knows."""
+    wants_grad = bool(options.pop("requires_grad", False))
+    made = torch.empty_like(local, dtype=dtype or x.dtype, **options).copy_(local)
+    return x.with_local(made.requires_grad_(wants_grad))
 
 
 def _check(function: Any, x: Slab, generator: Generator | None, out_dtype: torch.dtype) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,21 +115,25 @@ def batch_norm(
         )
     if not count:
         return x.with_local(_affine_per_channel(x.local, weight, bias))
-    moments = Moments(dims, axes, count)
-    local, mean, var = _normalized(x, (weight, bias), moments, eps)
-    if running_mean is not None:
-        _update(running_mean, mean.flatten(), momentum)
-    if running_var is not None:
-        _update(running_var, var.flatten() * (count / (count - 1)), momentum)
-    return x.with_local(local)
+
+    def update(mean: Tensor, var: Tensor) -> None:
+        if running_mean is not None:
+            _update(running_mean, mean.flatten(), momentum)
+        if running_var is not None:
+            _update(running_var, var.flatten() * (count / (count - 1)), momentum)
+
+    return x.with_local(_normalized(x, (weight, bias), Moments(dims, axes, count), eps, update))
 
 
-def _normalized(x: Slab, ends: Ends, moments: Moments, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalized(
+    x: Slab, ends: Ends, moments: Moments, eps: float, update: Callable[[Tensor, Tensor], None]
+) -> Tensor:
     if not torch.compiler.is_compiling():
-        return normalize_channels(x.local, ends, moments, eps, x.mesh)
+        return normalize_channels(x.local, ends, moments, eps, x.mesh, update)
     # Of functions that compilers know how to differentiate.
     local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))
-    return _affine_per_channel(local, *ends), mean, var
+    update(mean, var)
+    return _affine_per_channel(local, *ends)
 
 
 @define("reducing", F.instance_norm)

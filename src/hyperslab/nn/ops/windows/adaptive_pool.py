@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,19 +42,28 @@ OutputSize = int | Sequence[int | None] | None
 
 def _sizes(function: Callable[..., Any], x: Slab, output_size: OutputSize) -> tuple[int, ...]:
     """The output's size along each spatial dim; None is the input's."""
-    num_dims = x.ndim - 2
+    extents = x.layout.shape[2:]
+    sizes = _read_sizes(extents, output_size)
+    if len(sizes) != len(extents):
+        raise unsupported(function, x, f"its output size is {sizes}")
+    if min(*sizes, *extents) < 1 or not x.is_floating_point():
+        raise unsupported(function, x, f"it has no pool of {x.dtype} to {sizes}")
+    return sizes
+
+
+def _read_sizes(extents: Sequence[int], output_size: OutputSize) -> tuple[int, ...]:
     given = output_size if isinstance(output_size, Sequence) else [output_size]
     if len(given) == 1:
-        given = [*given] * num_dims
-    if len(given) != num_dims:
-        raise unsupported(function, x, f"its output size is {tuple(given)}")
-    extents = x.layout.shape[2:]
-    sizes = [
-        n if size is None else integers(size)[0] for size, n in zip(given, extents, strict=True)
-    ]
-    if min(*sizes, *extents) < 1 or not x.is_floating_point():
-        raise unsupported(function, x, f"it has no pool of {x.dtype} to {tuple(sizes)}")
-    return tuple(sizes)
+        given = [*given] * len(extents)
+    pairs = zip_longest(given, extents[: len(given)])
+    return tuple(n if size is None else integers(size)[0] for size, n in pairs)
+
+
+def _windows(
+    num_dims: int, x: Slab | Tensor, options: Mapping[str, Any]
+) -> tuple[AdaptiveWindow, ...]:
+    extents = tuple(x.shape[-num_dims:])
+    return tuple(map(AdaptiveWindow, extents, _read_sizes(extents, options["output_size"])))
 
 
 class _Apart(NamedTuple):
@@ -116,9 +127,9 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
     function = getattr(F, f"adaptive_avg_pool{num_dims}d")
     name = f"adaptive_avg_pool{num_dims}d"
 
-    @define(
-        "windowed", function, getattr(torch, name, function), getattr(builtin_nn, name, function)
-    )
+    functions = [getattr(space, name, function) for space in (F, torch, builtin_nn)]
+
+    @define("windowed", *functions, windows=partial(_windows, num_dims))
     @without_samples(num_dims)
     def adaptive_avg_pool(input: Slab, output_size: OutputSize) -> Slab:
         """Where the output's size is 1 this is a mean over the ranks; elsewhere windows move."""
@@ -147,7 +158,9 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
     function, with_indices = getattr(F, name), getattr(F, f"{name}_with_indices")
     both = [getattr(space, name, with_indices) for space in (torch, builtin_nn)]
 
-    @define("windowed", function)
+    windows = partial(_windows, num_dims)
+
+    @define("windowed", function, windows=windows)
     @without_samples(num_dims)
     def adaptive_max_pool(
         input: Slab, output_size: OutputSize, return_indices: bool = False
@@ -162,7 +175,7 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
             out, indices = _largest(out, indices, ones)
         return (out, indices) if return_indices else out
 
-    @define("windowed", with_indices, *both)
+    @define("windowed", with_indices, *both, windows=windows)
     def adaptive_max_pool_with_indices(
         input: Slab, output_size: OutputSize, return_indices: bool = True
     ) -> Slab | tuple[Slab, Slab]:

@@ -31,10 +31,18 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.align import check_operands
-from hyperslab.nn.deferred import POOLS, Convolved, Deferred, defer_conv, pooled, unactivated
+from hyperslab.nn.deferred import (
+    POOLS,
+    Convolved,
+    Deferred,
+    defer_conv,
+    defer_pool,
+    pooled,
+    unactivated,
+)
 from hyperslab.nn.op import Call, FusedRule, fuse
 from hyperslab.nn.ops.windows.conv import plan_conv
-from hyperslab.nn.ops.windows.pool import as_many, pads_at_start, unpadded
+from hyperslab.nn.ops.windows.pool import as_many, avg_pool, max_pool, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
     check_extents,
@@ -69,10 +77,12 @@ def _defer_conv(call: Call) -> Slab | None:
     kernel, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
     piece = fetch(x.local, plan.exchange, x.mesh)
 
-    def run(slope: float) -> Tensor:
+    def run(slope: float, piece: Tensor, kernel: Tensor, shift: Tensor | None = None) -> Tensor:
         return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
 
-    def run_pool(slope: float, pool: Pool) -> Tensor | None:
+    def run_pool(
+        slope: float, pool: Pool, piece: Tensor, kernel: Tensor, shift: Tensor | None = None
+    ) -> Tensor | None:
         if not conv_pool.pays(piece, kernel, plan.padding):
             return None
         if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
@@ -81,7 +91,7 @@ def _defer_conv(call: Call) -> Slab | None:
 
     operands = [t for t in (piece, kernel, shift) if t is not None]
     if any(t.is_inference() for t in operands):  # nobody could tell whether they were written into
-        return x.with_local(run(1.0), plan.output)
+        return x.with_local(run(1.0, *operands), plan.output)
     return defer_conv(x, plan.output, Convolved(run, run_pool, operands))
 
 
@@ -101,7 +111,7 @@ def _fuse_average(call: Call) -> Slab | None:
         return None
     x, counts_padding = call.input, call.options["count_include_pad"]
     plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, call.windows, counts_padding)
-    return None if plan is None else _run(call.op.function, x, plan)
+    return None if plan is None else _run(call, plan, avg_pool)
 
 
 class _Plan(NamedTuple):
@@ -137,7 +147,7 @@ def _fuse_maximum(call: Call) -> Slab | None:
     if options["ceil_mode"] or options.get("return_indices") or max(options["dilation"]) > 1:
         return None
     plan = _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, call.windows)
-    return _run(call.op.function, x, plan)
+    return _run(call, plan, max_pool)
 
 
 @lru_cache(maxsize=1024)
@@ -173,15 +183,32 @@ def _sizes(windows: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(w.kernel for w in windows), tuple(w.stride for w in windows)
 
 
-def _run(function: Callable[..., Any], x: Slab, plan: _Plan) -> Slab | None:
-    """The pooled Slab, or None where this rank has no kernel for it.
-
-    What travels between ranks is activated: not all may have one.
-    """
-    box, exchange, output = plan.windowed.box, plan.windowed.exchange, plan.windowed.output
-    check_extents(function, x, output)
-    if not box:
+def _run(call: Call, plan: _Plan, run_unfused: Callable[[Call], Any]) -> Slab | None:
+    """The pooled Slab, or None where this rank has no kernel for it."""
+    x, output = call.input, plan.windowed.output
+    check_extents(call.op.function, x, output)
+    if not plan.windowed.box:
         return None
+
+    pool = call.on()  # which does not hold x
+
+    def run(x: Slab) -> Tensor:
+        pays = isinstance(x, Deferred) or fused.pays(x.local)
+        found = _run_now(x, plan) if pays else None
+        return run_unfused(pool.on(x)).local if found is None else found
+
+    if (deferred := defer_pool(x, output, run)) is not None:
+        return deferred
+    out = _run_now(x, plan)
+    return None if out is None else Slab(out, output, x.mesh)
+
+
+def _run_now(x: Slab, plan: _Plan) -> Tensor | None:
+    """The piece of the pool.
+
+    What travels between ranks is activated: not all may have a kernel.
+    """
+    box, exchange = plan.windowed.box, plan.windowed.exchange
     out = pooled(x, plan.pool) if exchange.idle and exchange.stays else None
     if out is None and plan.halo:
         out = _run_halo(x, plan.halo)
@@ -193,7 +220,7 @@ def _run(function: Callable[..., Any], x: Slab, plan: _Plan) -> Slab | None:
         if window is not piece and not act_pool.is_supported(window, slope, plan.pool):
             window = window.contiguous()
         out = act_pool.activate_and_pool(window, slope, plan.pool)
-    return Slab(as_many(out, box.shape), output, x.mesh)
+    return as_many(out, box.shape)
 
 
 def _run_halo(x: Slab, plan: PoolPlan) -> Tensor | None:

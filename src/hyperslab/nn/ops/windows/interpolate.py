@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,16 @@ from hyperslab.errors import LayoutError
 from hyperslab.kernels import tiles
 from hyperslab.kernels.interpolate import interpolate as local_interpolate
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.layout import Layout, Resampling, Span, Windowed, plan_windows
+from hyperslab.layout import (
+    AdaptiveWindow,
+    Layout,
+    Reads,
+    Resampling,
+    Span,
+    Window,
+    Windowed,
+    plan_windows,
+)
 from hyperslab.nn.dispatch import dispatch
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.windows.spatial import along, no_outputs, result_dtype
@@ -35,7 +44,29 @@ _NEIGHBOURS = {
 """How many inputs an output reads before and after the one that it lies at."""
 
 
-@define("windowed", F.interpolate)
+_OPTIONS = (
+    "size",
+    "scale_factor",
+    "mode",
+    "align_corners",
+    "recompute_scale_factor",
+    "antialias",
+)
+
+
+def _windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Reads, ...]:
+    size, factor, *others = (options[name] for name in _OPTIONS)
+    mode, align_corners, recompute, _ = others
+    shape, num_dims = tuple(x.shape), x.ndim - 2
+    sizes = _output_sizes(shape, _hashable(size), _hashable(factor), tuple(others))
+    if mode == "area":
+        return tuple(map(AdaptiveWindow, shape[2:], sizes))
+    factors = None if factor is None or recompute else _per_dim(factor, num_dims)
+    found = _resamplings(_Method(mode, align_corners, num_dims), shape[2:], sizes, factors)
+    return tuple(window or Window(1) for window in found)
+
+
+@define("windowed", F.interpolate, windows=_windows)
 def interpolate(
     input: Slab,
     size: int | Sequence[int] | None = None,

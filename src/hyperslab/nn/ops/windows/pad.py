@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,17 @@ from hyperslab.nn.slab import Slab
 Ends = dict[int, tuple[int, int]]  # how much is added before and after each dim that changes
 
 
-@define("windowed", F.pad)
+def _windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Window, ...]:
+    ends = integers(options["pad"])
+    return tuple(map(_window, reversed(ends[::2]), reversed(ends[1::2])))
+
+
+def _window(below: int, above: int) -> Window:
+    """One index, whose padding is kept."""
+    return Window(1, padding=below, extra=above - below)
+
+
+@define("windowed", F.pad, windows=_windows)
 def pad(
     input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Slab:
@@ -101,13 +112,10 @@ def _pad_whole_dims(x: Slab, pairs: Ends, mode: str, value: float | None) -> Sla
 
 
 def _pad_constant(x: Slab, ends: Ends, value: float) -> Slab:
-    """A window of one index whose padding is kept: ``fetch`` fills what lies outside."""
+    """``fetch`` fills what lies outside."""
     if not any(any(pair) for pair in ends.values()):
         return x
-    windows = tuple(
-        Window(1, padding=ends[dim][0], extra=ends[dim][1] - ends[dim][0]) if dim in ends else None
-        for dim in range(x.ndim)
-    )
+    windows = tuple(_window(*ends[dim]) if dim in ends else None for dim in range(x.ndim))
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, windows)
     return x.with_local(fetch(x.local, planned.exchange, x.mesh, fill=value), planned.output)
 
@@ -128,7 +136,7 @@ def _pad_from_inside(x: Slab, dim: int, ends: tuple[int, int], mode: str) -> Sla
         _laid_out(_fetch_rows(x, dim, span, at_end=end), dim, mode, size)
         for end, (span, size) in enumerate(zip(rows, ends, strict=True))
     ]
-    cuts = output_cuts(Window(1, padding=below, extra=above - below), split.cuts)
+    cuts = output_cuts(_window(below, above), split.cuts)
     layout = x.layout.with_dim(dim, cuts.extent, Split(split.axis, cuts))
     return x.with_local(torch.cat([parts[0], x.local, parts[1]], dim), layout)
 

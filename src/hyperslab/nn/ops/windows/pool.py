@@ -99,11 +99,12 @@ def _make_max_pool(num_dims: int) -> None:
             options["return_indices"] = return_indices
         return Call(op, (input,), options, _windows(input, numbers, ceil_mode))
 
-    define_windowed(num_dims, function, plain, reader=read, run=_max_pool)
-    define_windowed(num_dims, *both, reader=read, run=partial(_max_pool, return_indices=True))
+    define_windowed(num_dims, function, plain, reader=read, run=max_pool)
+    define_windowed(num_dims, *both, reader=read, run=partial(max_pool, return_indices=True))
 
 
-def _max_pool(call: Call, *, return_indices: bool = False) -> Slab | tuple[Slab, Slab]:
+def max_pool(call: Call, *, return_indices: bool = False) -> Slab | tuple[Slab, Slab]:
+    """The maxima that a Call of a batch asks for, and perhaps their indices."""
     return_indices = call.options.get("return_indices", return_indices)
     x = check_batch(call.op.function, call.input, len(call.windows))
     windows = unpadded(call.windows)
@@ -161,10 +162,11 @@ def _make_avg_pool(num_dims: int) -> None:
             options["divisor_override"] = divisor_override
         return Call(op, (input,), options, _windows(input, (kernel, steps, pads, ones), ceil_mode))
 
-    define_windowed(num_dims, getattr(F, f"avg_pool{num_dims}d"), reader=read, run=_avg_pool)
+    define_windowed(num_dims, getattr(F, f"avg_pool{num_dims}d"), reader=read, run=avg_pool)
 
 
-def _avg_pool(call: Call) -> Slab:
+def avg_pool(call: Call) -> Slab:
+    """The averages that a Call of a batch asks for."""
     function, options = call.op.function, call.options
     x = check_batch(function, call.input, len(call.windows))
     divisor = options.get("divisor_override")
@@ -255,7 +257,8 @@ def _make_lp_pool(num_dims: int) -> None:
         means = avg_pool(x.pow(power), kernel, stride, 0, ceil)
         # This is the mean itself, but for its gradient, which is zero where the mean is.
         mean = means.local.sign() * F.relu(means.local.abs())
-        sums = mean * math.prod(window.kernel for window in call.windows)
+        windows = cast(tuple[Window, ...], call.windows)
+        sums = mean * math.prod(window.kernel for window in windows)
         return means.with_local(sums.pow(1.0 / power))  # type: ignore[no-any-return]
 
     define_windowed(num_dims, getattr(F, f"lp_pool{num_dims}d"), reader=read, run=lp_pool)

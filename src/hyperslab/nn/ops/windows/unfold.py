@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,7 +36,11 @@ from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view
 
 
-@define("windowed", Tensor.unfold)
+def _window_along(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Window]:
+    return (Window(options["size"], options["step"]),)
+
+
+@define("windowed", Tensor.unfold, windows=_window_along)
 def unfold_dim(input: Slab, dimension: int, size: int, step: int) -> Slab:
     """The windows of ``size`` indices along a dim, every ``step``; a last dim holds theirs."""
     x = input
@@ -84,7 +88,12 @@ class _Patches(NamedTuple):
         return tuple(map(Window, self.kernel, self.stride, self.padding, self.dilation))
 
 
-@define("windowed", F.unfold)
+def _patch_windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Window, ...]:
+    names = ("kernel_size", "dilation", "padding", "stride")
+    return _Patches.of(*(options[name] for name in names)).windows
+
+
+@define("windowed", F.unfold, windows=_patch_windows)
 @without_samples(2)
 def unfold(
     input: Slab,
