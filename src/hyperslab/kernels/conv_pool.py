@@ -7,7 +7,7 @@ bit for each number, before average pools).
 from __future__ import annotations
 
 import math
-from operator import ge
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from hyperslab.kernels import few_channels
 from hyperslab.kernels.act_pool_plan import Pool, Triple
 from hyperslab.kernels.few_channels_operands import (
     Geometry,
+    Halo,
     Packed,
     Shape,
     gather_grads,
@@ -70,50 +71,59 @@ PROGRAMS = 1024
 
 
 def is_supported(
-    x: Tensor, weight: Tensor, padding: tuple[int, ...], slope: float, pool: Pool
+    shape: Sequence[int], weight: Tensor, padding: tuple[int, ...], slope: float, pool: Pool
 ) -> bool:
     """Whether there is a kernel, where ``few_channels`` has one for the convolution alone.
 
-    There is none for ``x`` that wants a gradient.
+    ``shape`` is that of the inputs, which get no gradient.
     """
     return (
-        not x.requires_grad
-        and weight.dtype in few_channels.DTYPES
+        weight.dtype in few_channels.DTYPES
         and slope >= 0
         and len(pool.kernel) == weight.ndim - 2
         and all(map(_fits, pool.kernel, pool.stride, pool.padding))
         and pool.stride[-1] == 2
-        and _has_outputs(x, weight, padding, pool)
+        and pool.padding[-1] == pool.kernel[-1] - 2
+        and (pool.count_include_pad or not any(_leads(pool)))
+        and _has_outputs(shape, weight, padding, pool)
         and _has_room(weight, FORWARD[pool.mode])
     )
 
 
-def pays(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
+def pays(shape: Sequence[int], weight: Tensor, padding: tuple[int, ...]) -> bool:
     """Whether the convolution's output is so large that it is better never written."""
-    sizes = _conv_sizes(x, weight, padding)
-    return x.shape[0] * weight.shape[0] * math.prod(sizes) >= MIN_NUMEL
+    sizes = _conv_sizes(shape, weight, padding)
+    return shape[0] * weight.shape[0] * math.prod(sizes) >= MIN_NUMEL
 
 
-def _conv_sizes(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> list[int]:
-    dims = zip(x.shape[2:], weight.shape[2:], padding, strict=True)
+def _conv_sizes(shape: Sequence[int], weight: Tensor, padding: tuple[int, ...]) -> list[int]:
+    dims = zip(shape[2:], weight.shape[2:], padding, strict=True)
     return [n + 2 * p - k + 1 for n, k, p in dims]
 
 
-def _has_outputs(x: Tensor, weight: Tensor, padding: tuple[int, ...], pool: Pool) -> bool:
+def _has_outputs(
+    shape: Sequence[int], weight: Tensor, padding: tuple[int, ...], pool: Pool
+) -> bool:
     """Whether there are outputs, in not too many planes, which 32-bit offsets can address."""
-    sizes = _conv_sizes(x, weight, padding)
-    if x.shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
+    sizes = _conv_sizes(shape, weight, padding)
+    if shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
         return False
     height, width = (n + k for n, k in zip(sizes[-2:], weight.shape[-2:], strict=True))
-    channels = 2 * max(x.shape[1], weight.shape[0], WORD)
+    channels = 2 * max(shape[1], weight.shape[0], WORD)
     is_small = (width + 8) * height * channels < MAX_PLANE
-    padded = [n + 2 * p for n, p in zip(sizes, pool.padding, strict=True)]
-    return min(x.shape[0], *sizes) > 0 and is_small and all(map(ge, padded, pool.kernel))
+    return min(sizes) > 0 and is_small and min(pool.output_shape((shape[0], 1, *sizes))) > 0
 
 
 def _fits(kernel: int, stride: int, padding: int) -> bool:
     """Whether each window holds its stride, and at most the last of the stride before."""
-    return stride in (1, 2) and kernel in (stride, stride + 1) and padding == kernel - stride
+    is_known = stride in (1, 2) and kernel in (stride, stride + 1)
+    return is_known and padding in (0, kernel - stride)
+
+
+def _leads(pool: Pool) -> list[int]:
+    """How many of the convolution's outputs come before those that the pool's first output owns."""
+    dims = zip(pool.kernel, pool.stride, pool.padding, strict=True)
+    return [kernel - stride - padding for kernel, stride, padding in dims]
 
 
 def _has_room(weight: Tensor, tuning: Tuning) -> bool:
@@ -131,16 +141,17 @@ def conv_and_pool(
     padding: tuple[int, ...],
     slope: float,
     pool: Pool,
+    halo: Halo | None = None,
 ) -> Tensor:
     """The pool of the convolution of ``x`` after its activation, channels last.
 
-    ``x`` may have another dtype than ``weight`` and gets no gradient. Convolution and pool are in
-    float32 and rounded once. Differentiable once; deterministic.
+    ``x`` may have another dtype than ``weight`` and gets no gradient, nor does the ``halo`` around
+    it. Convolution and pool are in float32 and rounded once. Differentiable once; deterministic.
     """
     keeps = torch.is_grad_enabled() and (
         weight.requires_grad or (bias is not None and bias.requires_grad)
     )
-    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, keeps)  # type: ignore[no-untyped-call]
+    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, halo, keeps)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -154,9 +165,10 @@ class _ConvPool(Function):
         padding: tuple[int, ...],
         slope: float,
         pool: Pool,
+        halo: Halo | None,
         keeps: bool,
     ) -> Tensor:
-        packed = packed_copy(x, weight, padding)
+        packed = packed_copy(x, weight, padding, halo)
         sizes = _Sizes.of(packed.geometry, weight, slope, pool)
         out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
         if keeps:
@@ -171,7 +183,7 @@ class _ConvPool(Function):
         packed = Packed(memory, ctx.geometry)
         want_bias = ctx.needs_input_grad[2]
         grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
-        return None, *grads, None, None, None, None
+        return None, *grads, None, None, None, None, None
 
 
 class _Sizes(NamedTuple):
@@ -191,14 +203,15 @@ class _Sizes(NamedTuple):
         flat = (1,) * (3 - len(pool.kernel))
         kernel, stride = flat + pool.kernel, flat + pool.stride
         extents = geometry.extents
-        d, h, w = (
-            1 + (n + 2 * (k - s) - k) // s for n, k, s in zip(extents, kernel, stride, strict=True)
-        )
+        sizes = extents[len(flat) :]
+        d, h, w = flat + pool.output_shape((1, 1, *sizes))[2:]
+        before = (0,) * len(flat) + tuple(_leads(pool))
         shape = Shape.of(weight.shape, 16)
         tiles = shape.layout[0]
         constants = {
             "MAXIMUM": pool.mode == "max", "KERNEL": kernel, "STRIDE": stride,
-            "COUNTS": pool.count_include_pad, "SLOPE": slope, "PRECISION": "tf32",
+            "COUNTS": pool.count_include_pad, "BEFORE": before[:2], "SLOPE": slope,
+            "PRECISION": "tf32",
         }  # fmt: skip
         words = tiles * (shape.block_f // WORD)
         return cls(geometry.samples, extents, (d, h, w), tiles, words, constants)

@@ -201,12 +201,41 @@ def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
     return packed_copy(x, weight, padding)
 
 
-def packed_copy(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
-    """``x`` in the dtype of ``weight``, with zeros around it and room behind."""
-    geometry, numel, launch = _copied(x.shape, x.stride(), weight.shape, padding, x.device)
+class Halo(NamedTuple):
+    """What lies around a tensor in a window: boxes, and zeros elsewhere."""
+
+    lengths: tuple[tuple[int, int], ...]
+    """Of the window before and after the tensor, along each spatial dim."""
+    boxes: tuple[tuple[tuple[slice, ...], Tensor], ...]
+    """Where they lie in the window, and their elements."""
+
+
+def packed_copy(
+    x: Tensor, weight: Tensor, padding: tuple[int, ...], halo: Halo | None = None
+) -> Packed:
+    """``x``, and what is around it, in the dtype of ``weight``, padded and with room behind."""
+    ends = tuple([(pad, pad) for pad in padding])
+    if halo is not None:
+        ends = tuple(
+            [(a + pad, b + pad) for (a, b), (pad, _) in zip(halo.lengths, ends, strict=True)]
+        )
+    geometry, numel, launch = _copied(x.shape, x.stride(), weight.shape, ends, x.device)
     memory = torch.empty(numel, dtype=weight.dtype, device=x.device)
     launch(x, memory)
+    if halo is not None:
+        _add_boxes(memory, geometry, halo, padding)
     return Packed(memory, geometry)
+
+
+def _add_boxes(memory: Tensor, geometry: Geometry, halo: Halo, padding: tuple[int, ...]) -> None:
+    """Writes the boxes of ``halo`` into what ``packed_copy`` has packed."""
+    strides = (*geometry.strides, geometry.strides[2] // geometry.sizes[2], 1)
+    shape = (geometry.samples, *geometry.sizes, strides[3])
+    rows = memory.as_strided(shape, strides)
+    rows = rows.movedim(-1, 1) if geometry.ndim == 5 else rows[:, 0].movedim(-1, 1)
+    for (samples, _, *where), box in halo.boxes:
+        at = [slice(s.start + pad, s.stop + pad) for s, pad in zip(where, padding, strict=True)]
+        rows[(samples, slice(box.shape[1]), *at)] = box
 
 
 @lru_cache(maxsize=1024)
@@ -239,16 +268,20 @@ def _copied(
     shape: torch.Size,
     strides: tuple[int, ...],
     weights: torch.Size,
-    padding: tuple[int, ...],
+    ends: tuple[tuple[int, int], ...],
     device: torch.device,
 ) -> tuple[Geometry, int, Launch]:
-    """Where the copy of an ``x`` lies, how many numbers its memory has, and what writes them."""
+    """Where the copy of an ``x`` lies, how many numbers its memory has, and what writes them.
+
+    ``ends`` are the zeros before and after it along each spatial dim.
+    """
     from hyperslab.kernels.gpu.few_channels import pack_kernel
 
     conv = Shape.of(weights, 0)
     samples, channels, *others = shape
-    extents, pads = in_three_dims(others, 1), in_three_dims(padding, 0)
-    depth, height, width = (n + 2 * pad for n, pad in zip(extents, pads, strict=True))
+    extents, pads = in_three_dims(others, 1), in_three_dims([start for start, _ in ends], 0)
+    after = in_three_dims([end for _, end in ends], 0)
+    depth, height, width = (sum(sizes) for sizes in zip(extents, pads, after, strict=True))
     d, h, w = (n - k + 1 for n, k in zip((depth, height, width), conv.kernel, strict=True))
     aligned = -(-width // 8) * 8
     row = aligned * conv.slots

@@ -73,9 +73,9 @@ def _defer_conv(call: Call) -> Slab | None:
         return conv_few_channels(piece, kernel, shift, plan.padding, slope=slope)
 
     def run_pool(slope: float, pool: Pool) -> Tensor | None:
-        if not conv_pool.pays(piece, kernel, plan.padding):
+        if piece.requires_grad or not conv_pool.pays(piece.shape, kernel, plan.padding):
             return None
-        if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
+        if not conv_pool.is_supported(piece.shape, kernel, plan.padding, slope, pool):
             return None
         return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
 
