@@ -82,7 +82,8 @@ class Made:
 class Convolved:
     """A convolution that has not been computed; ``run`` does it and multiplies by a slope.
 
-    ``run_pool`` does a pool too, or returns None where it cannot.
+    ``run_pool`` does a pool too, or returns None where it cannot; ``run_split_pool`` does a pool
+    that reads what other ranks hold.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Convolved:
         run: Callable[[float], Tensor],
         run_pool: Callable[[float, Pool], Tensor | None],
         operands: Sequence[Tensor],
+        run_split_pool: Callable[[float, Pool, Any], Slab | None] | None = None,
     ) -> None:
         self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
+        self.run_split_pool = run_split_pool
         self.made: Tensor | None = None
 
     def like(self, shape: Sequence[int]) -> Tensor:
@@ -385,6 +388,19 @@ def pooled(x: Slab, pool: Pool) -> Tensor | None:
     if not isinstance(x, Deferred) or not isinstance(x.source, Convolved):
         return None
     return x.source.pooled(x.slope, pool)
+
+
+def split_pooled(x: Slab, pool: Pool, windows: Sequence[Any]) -> Slab | None:
+    """The pool, with ``windows``, of a convolution that waited for it, exchanged for at once."""
+    source = x.source if isinstance(x, Deferred) else None
+    if (
+        not isinstance(source, Convolved)
+        or source.run_split_pool is None
+        or source.made is not None
+    ):
+        return None
+    source.versions.check()
+    return source.run_split_pool(x.slope, pool, windows)
 
 
 def _is_shared(piece: Tensor) -> bool:
