@@ -15,9 +15,6 @@ from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
 from hyperslab.layout import HaloPlan
 
-MIN_INTERIOR_NUMEL = 1 << 16
-"""Smaller pieces are better convolved in one call after the exchange: more calls cost more."""
-
 
 class HaloConv(Function):
     """Posts the halo messages, convolves the interior, waits, convolves the strips.

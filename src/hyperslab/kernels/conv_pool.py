@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -66,8 +67,10 @@ FORWARD = {"avg": Tuning(rows=32, registers=128), "max": Tuning(at_once=2)}
 BACKWARD = Tuning(rows=32, stages=1, registers=168, programs_per_sm=3)
 MOST_PLANES = 65535
 """That CUDA can number, in the second dim of a grid."""
-PROGRAMS = 1024
-"""That keep a device busy: with fewer, each goes through fewer planes."""
+PROGRAMS = 528
+"""That a device runs at the same time."""
+MOST_HALVED = 3
+"""How many sizes of blocks are considered, each with half the rows of the one before."""
 
 
 def is_supported(
@@ -237,14 +240,9 @@ def _forward(
     shape = Shape.of(weight.shape, 16)
     out = packed.empty(shape.filters, sizes.outputs)
     kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
-    depth, height, width = sizes.outputs
+    depth = sizes.outputs[0]
     kernel, stride = sizes.constants["KERNEL"], sizes.constants["STRIDE"]
-    rows = min(tuning.rows, height)
-    columns = -(-width // (shape.group // 2)) * -(-height // rows)
-    across = -(-columns // (tuning.groups - (kernel[2] - stride[2])))
-    planes = min(tuning.planes, depth)
-    while planes > 1 and across * sizes.tiles * sizes.samples * -(-depth // planes) < PROGRAMS:
-        planes = -(-planes // 2)
+    rows, planes, across = _forward_cut(shape, sizes.samples, sizes.outputs, kernel, stride, tuning)
     grid = (across, sizes.samples * -(-depth // planes), sizes.tiles)
     at_once = min(tuning.at_once, stride[0])
     block = rows * tuning.groups * shape.group // 2 * shape.block_f
@@ -258,6 +256,33 @@ def _forward(
     return out, kept
 
 
+@lru_cache(maxsize=1024)
+def _forward_cut(
+    shape: Shape, samples: int, outputs: Triple, kernel: Triple, stride: Triple, tuning: Tuning
+) -> tuple[int, int, int]:
+    """Rows and planes that a program pools, and how many programs there are across a plane.
+
+    The fewer it pools, the more it convolves besides: what windows share with those before. The
+    more, the less do programs fill the device to the last.
+    """
+    depth, height, width = outputs
+    tiles, pairs = shape.layout[0], shape.group // 2
+    lead = tuple(k - s for k, s in zip(kernel, stride, strict=True))
+    warm_up = -(-(shape.kernel[1] - 1 + lead[1]) // stride[1])
+    best: tuple[float, int, int, int] | None = None
+    for fewer in range(MOST_HALVED):
+        rows = min(max(1, tuning.rows >> fewer), height)
+        columns = -(-width // pairs) * -(-height // rows)
+        across = -(-columns // (tuning.groups - lead[2]))
+        for planes in range(1, min(tuning.planes, depth) + 1):
+            programs = across * tiles * samples * -(-depth // planes)
+            work = (planes * stride[0] + lead[0]) * (rows + warm_up)
+            found = (-(-programs // PROGRAMS) * work, -rows, -planes, across)
+            best = found if best is None else min(best, found)
+    assert best is not None
+    return -best[1], -best[2], best[3]
+
+
 def _carried(
     numel: int, sizes: _Sizes, at_once: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -268,6 +293,18 @@ def _carried(
     if not sizes.constants["MAXIMUM"]:
         return sums, None
     return sums, torch.empty(numel, dtype=torch.uint8, device=device)
+
+
+def _backward_cut(
+    shape: Shape, samples: int, extents: Triple, outputs: Triple, most: int
+) -> tuple[int, int]:
+    """Rows of the pool in a share of the work, and how many programs take shares."""
+    pairs = BACKWARD.groups * shape.group // 2
+    across = samples * extents[0] * -(-outputs[2] // pairs)
+    sizes = [min(max(1, BACKWARD.rows >> fewer), outputs[1]) for fewer in range(MOST_HALVED)]
+    return few_channels.cut_shares(
+        [(rows, across * -(-outputs[1] // rows)) for rows in sizes], shape.kernel[1] - 1, most
+    )
 
 
 def _backward(
@@ -283,13 +320,14 @@ def _backward(
 
     shape = Shape.of(weight.shape, 64 if weight.shape[-2] < 5 else 32)
     grad = grad.to(weight.dtype).contiguous(memory_format=channels_last(grad.ndim))
-    programs = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
     tiles = sizes.tiles
+    most = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
+    rows, programs = _backward_cut(shape, sizes.samples, sizes.extents, sizes.outputs, most)
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, shape.block_f), device=weight.device)
     conv_pool_grad_kernel[(programs, tiles * shape.layout[2])](
         packed.memory, grad, kept, sums, bias_sums, *packed.geometry.strides,
-        sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, BACKWARD.rows,
+        sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, rows,
         **shape.constants, **sizes.constants, BLOCK_Q=BACKWARD.groups, HAS_BIAS=want_bias,
         **BACKWARD.options(shape),
     )  # fmt: skip

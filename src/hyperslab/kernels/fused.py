@@ -29,6 +29,14 @@ def pays(x: Tensor) -> bool:
     )
 
 
+def defers_pieces(x: Tensor) -> bool:
+    """Whether convolutions of split tensors with pieces like ``x`` wait for a pool after them.
+
+    Ranks must agree on that: the size of a piece does not matter.
+    """
+    return x.is_cuda and type(x) is Tensor and is_measured(x.device)
+
+
 def is_measured(device: torch.device) -> bool:
     """Whether fused kernels were measured on GPUs like ``device``, and can run."""
     return WANTED and _has_triton() and _capability(device) in FASTER_ON
