@@ -132,7 +132,7 @@ def _sum_on_device_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     """Sums the contiguous ``x`` in place: equal on all ranks, bit by bit."""
     ranks = _ranks(mesh, axes)
     if x.nbytes * (len(ranks) - 1) <= ONE_STEP_NBYTES:
-        return x.copy_(torch.stack(_from_all(x, ranks, mesh)).sum(0))
+        return torch.sum(torch.stack(_from_all(x, ranks, mesh)), 0, out=x)
     # Each rank sums a part and sends the sum to all.
     parts = list(x.view(-1).tensor_split(len(ranks)))
     place = ranks.index(mesh.rank)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hyperslab.comm.graph import cached_constants
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 from hyperslab.kernels.norm import (
@@ -23,6 +24,7 @@ from hyperslab.kernels.norm import (
     map_chunks,
     mean_and_variance,
     merged_moments,
+    merged_statistics,
     moments_over,
     normalize,
     sum_chunks,
@@ -124,6 +126,32 @@ def moments_over_ranks(
     return merged_moments(*stacked.unbind(1))
 
 
+def _statistics(
+    x: Tensor, moments: Moments, eps: float, mesh: Mesh
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and scale of each channel over all ranks, in one exchange."""
+    mean, var = mean_and_variance(x)
+    if not moments.axes:
+        return mean, var, torch.rsqrt(var + eps)
+    share = math.prod(x.shape[dim] for dim in moments.dims) / max(1, moments.num)
+    mine = torch.stack([_filled(share, mean.numel(), mean.dtype, mean.device), mean, var])
+    return merged_statistics(gather_stacked(mine, mesh, moments.axes), eps)
+
+
+@cached_constants
+def _filled(value: float, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((num,), value, dtype=dtype, device=device)
+
+
+MOST_COUNTED = 2**31 - 1
+"""That the kernel of the input gradient can count."""
+
+
+@cached_constants
+def _count(num: int, device: torch.device) -> Tensor:
+    return torch.tensor([num], dtype=torch.int32).to(device)
+
+
 Ends = tuple[Tensor | None, Tensor | None]
 """The weight and the bias, or their gradients."""
 
@@ -153,8 +181,7 @@ class _Normalize(Function):
         eps: float,
         mesh: Mesh,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = moments_over_ranks(*mean_and_variance(x), x, moments, mesh)
-        scale = torch.rsqrt(var + eps)
+        mean, var, scale = _statistics(x, moments, eps, mesh)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.moments, ctx.eps, ctx.mesh = moments, eps, mesh
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -172,9 +199,10 @@ class _Normalize(Function):
         sums = gradient_sums(grad, x, mean, scale)
         home = None
         if ctx.needs_input_grad[0]:
-            means = reduce_sum_(torch.stack(sums), ctx.mesh, ctx.moments.axes)
-            means.div_(ctx.moments.num)
-            home = input_gradient(grad, x, mean, scale, weight, means)
+            total, num = reduce_sum_(torch.stack(sums), ctx.mesh, ctx.moments.axes), ctx.moments.num
+            if num > MOST_COUNTED:
+                total, num = total.div_(num), 1
+            home = input_gradient(grad, x, mean, scale, weight, total, _count(num, x.device))
         return home, *_end_gradients(ctx, weight, *sums, scale), None, None, None
 
 
