@@ -89,7 +89,7 @@ CASES = {
 
 def compare(case, axes, uneven, overlap):
     torch.backends.cudnn.allow_tf32 = False
-    choices.hides_exchange = lambda *args: overlap
+    choices.hides_exchange = lambda *args, **options: overlap
     mesh = hs.init(**axes, device="cuda", timeout_seconds=60)
     assert mesh.device.type == "cuda"
     function, shapes = CASES[case]

@@ -43,12 +43,12 @@ def link_of(mesh: Mesh) -> Link:
     return BY_NCCL if is_by_nccl else BY_HOST
 
 
-def hides_exchange(plan: HaloPlan, x: Tensor, flops: float, mesh: Mesh) -> bool:
+def hides_exchange(plan: HaloPlan, x: Tensor, flops: float, mesh: Mesh, *, copies: bool) -> bool:
     """Whether a convolution of ``x`` is faster as an interior, during which the halo travels, and
     strips, than as one call on the piece and the halo beside it.
 
-    One call needs a copy of the piece, forward, and of its gradient; strips need calls of their own
-    and compute borders twice. ``flops`` are those of the rank's outputs.
+    One call may need ``copies`` of the piece, forward, and of its gradient; strips need calls of
+    their own and compute borders twice. ``flops`` are those of the rank's outputs.
     """
     if not x.is_cuda:
         return plan.min_numel >= MIN_INTERIOR_NUMEL
@@ -57,7 +57,8 @@ def hides_exchange(plan: HaloPlan, x: Tensor, flops: float, mesh: Mesh) -> bool:
     exchange = link.seconds + nbytes / link.bytes_per_second
     strips = sum(math.prod(strip.shape) for strip in plan.strips) / max(1, x.numel())
     as_strips = len(plan.strips) * STRIP_SECONDS + 3 * interior * strips
-    as_one_call = 2 * min(exchange, interior) + 2 * x.nbytes / COPIED_BYTES_PER_SECOND
+    copied = 2 * x.nbytes if copies else 0
+    as_one_call = 2 * min(exchange, interior) + copied / COPIED_BYTES_PER_SECOND
     return as_strips < as_one_call
 
 

@@ -7,8 +7,9 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.comm.fetch import fetch, post_pieces
+from hyperslab.comm.fetch import post_pieces
 from hyperslab.comm.mesh import Mesh
+from hyperslab.dist_ops.window_conv import rows_beside, window_conv
 from hyperslab.kernels import act_pool, conv_pool, faces, pool as torch_pool
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.kernels.conv import Settings
@@ -34,14 +35,15 @@ def conv_and_pool(
     """
     extra = tuple([end - start for start, end in zip(plan.before, plan.after, strict=True)])
     pool = pool._replace(padding=plan.before, extra=extra)
+    rows = rows_beside(plan.box, mesh)
     if _is_one_kernel(x, weight, slope, pool, plan, settings):
         halo = _fetch_halo(x, plan.exchange, weight, mesh)
         piece = x[plan.exchange.kept_from]
-        return conv_pool.conv_and_pool(piece, weight, bias, plan.padding, slope, pool, halo)
-    window = fetch(x.to(weight.dtype), plan.exchange, mesh)
-    y = settings.run(window, weight, bias, plan.padding)
+        return conv_pool.conv_and_pool(piece, weight, bias, plan.padding, slope, pool, halo, rows)
+    x = x.to(weight.dtype)
+    y = window_conv(x, weight, bias, plan.exchange, plan.padding, settings, mesh)
     if act_pool.is_supported(y, slope, pool):
-        return act_pool.activate_and_pool(y, slope, pool)
+        return act_pool.activate_and_pool(y, slope, pool, rows)
     return _pool(act_pool.activate(y, slope, in_place=True), pool, plan)
 
 
@@ -60,14 +62,11 @@ def _is_one_kernel(
 
 def _fetch_halo(x: Tensor, exchange: Exchange, weight: Tensor, mesh: Mesh) -> Halo:
     """What others hold of the window, in the dtype of ``weight``."""
-    sent = [face.to(weight.dtype) for face in faces.pack(x, exchange.sent)]
+    sent = faces.cast(faces.pack(x, exchange.sent), weight.dtype)
     received = post_pieces(sent, exchange, weight.dtype, mesh).wait()
     sizes = zip(exchange.kept_to[2:], exchange.wanted.shape[2:], strict=True)
-    boxes = [message.where for message in exchange.receives]
-    return Halo(
-        tuple([(kept.start, size - kept.stop) for kept, size in sizes]),
-        tuple(zip(boxes, received, strict=True)),
-    )
+    lengths = tuple([(kept.start, size - kept.stop) for kept, size in sizes])
+    return Halo(lengths, tuple([message.where for message in exchange.receives]), received)
 
 
 def _pool(y: Tensor, pool: Pool, plan: ConvPoolPlan) -> Tensor:

@@ -29,6 +29,7 @@ from hyperslab.kernels.norm import (
     normalize,
     sum_chunks,
 )
+from hyperslab.kernels.rows_beside import RowsBeside
 
 
 class Moments(NamedTuple):
@@ -157,16 +158,16 @@ Ends = tuple[Tensor | None, Tensor | None]
 
 
 def normalize_channels(
-    x: Tensor, ends: Ends, moments: Moments, eps: float, mesh: Mesh
+    x: Tensor, ends: Ends, moments: Moments, eps: float, mesh: Mesh, rows: RowsBeside = (0, 0)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``(x - mean) / sqrt(var + eps) * weight + bias``, the mean, and the biased variance.
 
     ``moments`` are over all dims but the channels, which are whole. Collective over
     ``moments.axes``. Differentiable in its first output, twice too; pieces may be uneven and empty.
-    Every piece may lie in memory as it likes.
+    Every piece may lie in memory as it likes; ``rows`` of it may be left beside the output.
     """
     out: tuple[Tensor, Tensor, Tensor]
-    out = _Normalize.apply(x, *ends, moments, eps, mesh)  # type: ignore[no-untyped-call]
+    out = _Normalize.apply(x, *ends, moments, eps, mesh, rows)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -180,6 +181,7 @@ class _Normalize(Function):
         moments: Moments,
         eps: float,
         mesh: Mesh,
+        rows: RowsBeside,
     ) -> tuple[Tensor, Tensor, Tensor]:
         mean, var, scale = _statistics(x, moments, eps, mesh)
         ctx.save_for_backward(x, weight, mean, scale)
@@ -187,14 +189,14 @@ class _Normalize(Function):
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return normalize(x, mean, scale, weight, bias), mean, var
+        return normalize(x, mean, scale, weight, bias, rows), mean, var
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         grad = torch.zeros_like(x) if grad is None else grad
         if torch.is_grad_enabled():
-            return *_differentiable_backward(ctx, grad, x, weight), None, None, None
+            return *_differentiable_backward(ctx, grad, x, weight), None, None, None, None
         grad = in_memory_of(x, grad)
         sums = gradient_sums(grad, x, mean, scale)
         home = None
@@ -203,7 +205,7 @@ class _Normalize(Function):
             if num > MOST_COUNTED:
                 total, num = total.div_(num), 1
             home = input_gradient(grad, x, mean, scale, weight, total, _count(num, x.device))
-        return home, *_end_gradients(ctx, weight, *sums, scale), None, None, None
+        return home, *_end_gradients(ctx, weight, *sums, scale), None, None, None, None
 
 
 def _end_gradients(

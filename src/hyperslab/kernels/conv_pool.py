@@ -27,10 +27,12 @@ from hyperslab.kernels.few_channels_operands import (
     lay_out,
     packed_copy,
 )
+from hyperslab.kernels.fused import turns
 from hyperslab.kernels.memory_format import channels_last
+from hyperslab.kernels.rows_beside import RowsBeside
 
-MIN_NUMEL = 1 << 30
-"""Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""
+MIN_NUMEL = 1 << 27
+"""Of the convolution's outputs: with fewer, one kernel was not faster than two."""
 MAX_PLANE = 2**31
 """Numbers in a plane, whose offsets are 32-bit."""
 WORD = 16
@@ -145,16 +147,18 @@ def conv_and_pool(
     slope: float,
     pool: Pool,
     halo: Halo | None = None,
+    rows: RowsBeside = (0, 0),
 ) -> Tensor:
     """The pool of the convolution of ``x`` after its activation, channels last.
 
     ``x`` may have another dtype than ``weight`` and gets no gradient, nor does the ``halo`` around
-    it. Convolution and pool are in float32 and rounded once. Differentiable once; deterministic.
+    it. Convolution and pool are in float32 and rounded once. One sample's pool has ``rows`` of
+    memory beside it. Differentiable once; deterministic.
     """
     keeps = torch.is_grad_enabled() and (
         weight.requires_grad or (bias is not None and bias.requires_grad)
     )
-    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, halo, keeps)  # type: ignore[no-untyped-call]
+    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, halo, rows, keeps)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -169,11 +173,12 @@ class _ConvPool(Function):
         slope: float,
         pool: Pool,
         halo: Halo | None,
+        rows: RowsBeside,
         keeps: bool,
     ) -> Tensor:
         packed = packed_copy(x, weight, padding, halo)
         sizes = _Sizes.of(packed.geometry, weight, slope, pool)
-        out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
+        out, kept = _forward(packed, weight, bias, sizes, rows, keeps=keeps)
         if keeps:
             ctx.save_for_backward(weight, packed.memory, kept)
             ctx.sizes, ctx.geometry = sizes, packed.geometry
@@ -186,7 +191,7 @@ class _ConvPool(Function):
         packed = Packed(memory, ctx.geometry)
         want_bias = ctx.needs_input_grad[2]
         grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
-        return None, *grads, None, None, None, None, None
+        return None, *grads, None, None, None, None, None, None
 
 
 class _Sizes(NamedTuple):
@@ -232,13 +237,19 @@ class _Sizes(NamedTuple):
 
 
 def _forward(
-    packed: Packed, weight: Tensor, bias: Tensor | None, sizes: _Sizes, *, keeps: bool
+    packed: Packed,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: _Sizes,
+    beside: RowsBeside,
+    *,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor | None]:
     from hyperslab.kernels.gpu.conv_pool import conv_pool_kernel
 
     tuning = FORWARD["max" if sizes.constants["MAXIMUM"] else "avg"]
     shape = Shape.of(weight.shape, 16)
-    out = packed.empty(shape.filters, sizes.outputs)
+    out = packed.empty(shape.filters, sizes.outputs, beside)
     kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
     depth = sizes.outputs[0]
     kernel, stride = sizes.constants["KERNEL"], sizes.constants["STRIDE"]
@@ -277,7 +288,7 @@ def _forward_cut(
         for planes in range(1, min(tuning.planes, depth) + 1):
             programs = across * tiles * samples * -(-depth // planes)
             work = (planes * stride[0] + lead[0]) * (rows + warm_up)
-            found = (-(-programs // PROGRAMS) * work, -rows, -planes, across)
+            found = (turns(programs, PROGRAMS) * work, -rows, -planes, across)
             best = found if best is None else min(best, found)
     assert best is not None
     return -best[1], -best[2], best[3]

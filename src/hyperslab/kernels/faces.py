@@ -84,6 +84,48 @@ def _assemble(
     return found
 
 
+def place_(target: Tensor, received: Sequence[Tensor], assembly: Assembly) -> None:
+    """Writes ``received`` into ``target``, the only one and channels last: nothing but that."""
+    if assembly.is_full and has_kernel(target):
+        start = target.data_ptr() % 8
+        plan = plan_assembly(
+            assembly, target.stride(), start, True, None, target.dtype, target.device
+        )
+        assert plan.move is not None
+        plan.move(target, target, _in_one(received, plan.received, target))
+        return
+    for source, of, _, to in assembly.pieces:
+        target[to] = received[source][of]
+
+
+def cast(pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """``pieces`` in ``dtype``, one after the other in one buffer; themselves if they have it."""
+    if not pieces or pieces[0].dtype == dtype:
+        return list(pieces)
+    copies = room_for([piece.shape for piece in pieces], dtype, pieces[0].device)
+    foreach_copy_(copies, list(pieces))
+    return copies
+
+
+def complete_(window: Tensor, x: Tensor, received: Sequence[Tensor], assembly: Assembly) -> None:
+    """Writes what ``assemble`` would copy into ``window``, the only target, but for ``x``.
+
+    That is there: it has so many elements that ``assemble`` would copy it by itself.
+    """
+    if assembly.is_full and has_kernel(x):
+        start = window.data_ptr() % 8
+        plan = plan_assembly(assembly, x.stride(), start, True, 0.0, x.dtype, x.device)
+        if plan.move is not None:
+            buffer = _in_one(received, plan.received, x) if received else x
+            plan.move(_real(window), _real(x), _real(buffer))
+        return
+    for _, where in assembly.outside:
+        window[where] = 0
+    for source, of, _, to in assembly.pieces:
+        if source != OWN:
+            window[to] = received[source][of]
+
+
 def _real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 

@@ -18,7 +18,7 @@ from hyperslab.kernels.few_channels_operands import (
     lay_out,
     pack,
 )
-from hyperslab.kernels.fused import Launch, power_of_two
+from hyperslab.kernels.fused import Launch, power_of_two, turns
 from hyperslab.kernels.memory_format import channels_last
 
 MAX_CHANNELS = 32
@@ -254,11 +254,11 @@ def _rows(
     """
     at_once, height = num_programs(device), geometry.extents[1]
 
-    def turns(rows: int) -> float:
+    def cost(rows: int) -> float:
         programs = geometry.num_planes * across * -(-height // rows)
-        return max(1.0, programs / at_once + 0.5) * (rows + kernel - 1)
+        return turns(programs, at_once) * (rows + kernel - 1)
 
-    return min(_halved(tuning.rows), key=turns)
+    return min(_halved(tuning.rows), key=cost)
 
 
 def _halved(rows: int) -> list[int]:
@@ -289,10 +289,11 @@ def cut_shares(shares: Sequence[tuple[int, int]], more: int, most: int) -> tuple
     and summed again. A share costs its rows and ``more``.
     """
 
-    def turns(rows: int, num: int) -> int:
+    def cost(share: tuple[int, int]) -> int:
+        rows, num = share
         return -(-num // most) * (rows + more)
 
-    rows, num = min(shares, key=lambda share: turns(*share))
+    rows, num = min(shares, key=cost)
     return rows, -(-num // -(-num // most))
 
 

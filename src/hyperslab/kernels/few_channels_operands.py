@@ -11,8 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyperslab.kernels import faces
 from hyperslab.kernels.fused import Launch, power_of_two
 from hyperslab.kernels.memory_format import empty_channels_last
+from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.layout import Assembly, Piece
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,16 @@ class Packed(NamedTuple):
     memory: Tensor
     geometry: Geometry
 
-    def empty(self, channels: int, extents: Triple) -> Tensor:
-        """An uninitialised tensor, channels last, with as many dims as the inputs."""
-        sizes = extents[5 - self.geometry.ndim :]
-        return empty_channels_last((self.geometry.samples, channels, *sizes), self.memory)
+    def empty(self, channels: int, extents: Triple, rows: RowsBeside = (0, 0)) -> Tensor:
+        """An uninitialised tensor, channels last, with as many dims as the inputs.
+
+        One sample has ``rows`` of memory beside it.
+        """
+        samples, memory = self.geometry.samples, self.memory
+        shape = (samples, channels, *extents[5 - self.geometry.ndim :])
+        if any(rows) and samples == 1:
+            return empty_with_rows(shape, rows, memory.dtype, memory.device)
+        return empty_channels_last(shape, memory)
 
 
 def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
@@ -206,8 +215,9 @@ class Halo(NamedTuple):
 
     lengths: tuple[tuple[int, int], ...]
     """Of the window before and after the tensor, along each spatial dim."""
-    boxes: tuple[tuple[tuple[slice, ...], Tensor], ...]
-    """Where they lie in the window, and their elements."""
+    places: tuple[tuple[slice, ...], ...]
+    """Where boxes lie in the window."""
+    boxes: Sequence[Tensor]
 
 
 def packed_copy(
@@ -229,13 +239,29 @@ def packed_copy(
 
 def _add_boxes(memory: Tensor, geometry: Geometry, halo: Halo, padding: tuple[int, ...]) -> None:
     """Writes the boxes of ``halo`` into what ``packed_copy`` has packed."""
-    strides = (*geometry.strides, geometry.strides[2] // geometry.sizes[2], 1)
-    shape = (geometry.samples, *geometry.sizes, strides[3])
-    rows = memory.as_strided(shape, strides)
-    rows = rows.movedim(-1, 1) if geometry.ndim == 5 else rows[:, 0].movedim(-1, 1)
-    for (samples, _, *where), box in halo.boxes:
-        at = [slice(s.start + pad, s.stop + pad) for s, pad in zip(where, padding, strict=True)]
-        rows[(samples, slice(box.shape[1]), *at)] = box
+    first, *steps = geometry.strides
+    slots = steps[1] // geometry.sizes[2]
+    sizes, num_dims = geometry.sizes[5 - geometry.ndim :], geometry.ndim - 2
+    strides = (first, 1, *(*steps, slots)[3 - num_dims :])
+    rows = memory.as_strided((geometry.samples, slots, *sizes), strides)
+    pieces = [
+        Piece(number, _whole(box.shape), 0, _padded(place, box.shape[1], padding))
+        for number, (place, box) in enumerate(zip(halo.places, halo.boxes, strict=True))
+    ]
+    if pieces:
+        received = tuple([tuple(box.shape) for box in halo.boxes])
+        boxes = Assembly((tuple(rows.shape),), tuple(pieces), received)
+        faces.place_(rows, halo.boxes, boxes)
+
+
+def _whole(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple([slice(0, size) for size in shape])
+
+
+def _padded(place: tuple[slice, ...], channels: int, padding: tuple[int, ...]) -> tuple[slice, ...]:
+    samples, _, *others = place
+    at = [slice(s.start + pad, s.stop + pad) for s, pad in zip(others, padding, strict=True)]
+    return (samples, slice(0, channels), *at)
 
 
 @lru_cache(maxsize=1024)

@@ -99,6 +99,16 @@ class Launch:
             self.compiled[key] = found[self.grid]
 
 
+LAST_TURN = 0.35
+"""What the last programs take, however few they are, where a full turn takes 1."""
+
+
+def turns(programs: int, at_once: int) -> float:
+    """How long ``programs`` take of which a device runs so many ``at_once``."""
+    full, rest = divmod(programs, at_once)
+    return full + (LAST_TURN + (1 - LAST_TURN) * rest / at_once if rest else 0)
+
+
 def power_of_two(number: int) -> int:
     """The smallest that is not less than ``number``."""
     return 1 << (number - 1).bit_length()

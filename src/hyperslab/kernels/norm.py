@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import fused, tiles
+from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
 from hyperslab.kernels.tiles import (
     Each,
     Tile,
@@ -110,12 +111,21 @@ def _merge_launch(shape: torch.Size, eps: float, device: torch.device) -> fused.
 
 
 def normalize(
-    x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rows: RowsBeside = (0, 0),
 ) -> Tensor:
-    """``(x - mean) * scale * weight + bias``, in the dtype and memory format of ``x``."""
+    """``(x - mean) * scale * weight + bias``, in the dtype and memory format of ``x``.
+
+    One sample, channels last, may have ``rows`` of memory beside it.
+    """
     weight, bias = _like(weight, mean), _like(bias, mean)
     if _is_native(x):
-        out = torch.empty_like(x)
+        has_rows = any(rows) and x.shape[0] == 1 and x.ndim in (4, 5)
+        out = empty_with_rows(x.shape, rows, x.dtype, x.device) if has_rows else torch.empty_like(x)
         for part, made in zip(_parts(x), _parts(out), strict=True):
             torch.batch_norm_elemt(part, weight, bias, mean, scale, 0.0, out=made)
         return out

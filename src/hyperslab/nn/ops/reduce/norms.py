@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardize
+from hyperslab.dist_ops.window_conv import rows_beside
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
@@ -126,7 +127,8 @@ def batch_norm(
 
 def _normalized(x: Slab, ends: Ends, moments: Moments, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     if not torch.compiler.is_compiling():
-        return normalize_channels(x.local, ends, moments, eps, x.mesh)
+        rows = rows_beside(x.box, x.mesh)
+        return normalize_channels(x.local, ends, moments, eps, x.mesh, rows)
     # Of functions that compilers know how to differentiate.
     local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))
     return _affine_per_channel(local, *ends), mean, var

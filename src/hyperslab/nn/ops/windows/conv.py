@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.comm.mesh import Mesh
 from hyperslab.dist_ops import choices
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.dist_ops.halo_conv import HaloConv
+from hyperslab.dist_ops.window_conv import copies_piece, window_conv
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv import Convolution, Settings
 from hyperslab.kernels.torch_conv import is_avoided
@@ -161,12 +163,11 @@ def run_conv(
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
     is_whole_call = local.is_complex() or bool(call.op.implementations)
     hides = not plan.exchange.idle and not is_whole_call
-    if (
-        plan.halo
-        and hides
-        and choices.hides_exchange(plan.halo, local, _flops(plan, weight), x.mesh)
-    ):
+    if plan.halo and hides and _hides_exchange(plan, plan.halo, local, weight, x.mesh):
         return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
+    if plan.box and hides:
+        exchange = plan.exchange
+        return window_conv(local, weight, bias, exchange, plan.padding, settings, x.mesh)
     window = fetch(local, plan.exchange, x.mesh)
     if not plan.box:
         return empty_output(plan.box.shape, window, weight, bias)
@@ -177,9 +178,10 @@ def run_conv(
 _halo_conv: Callable[..., Tensor] = HaloConv.apply
 
 
-def _flops(plan: ConvPlan, weight: Tensor) -> int:
-    """Of the outputs that the rank owns."""
-    return 2 * plan.box.numel * weight[0].numel()
+def _hides_exchange(plan: ConvPlan, halo: HaloPlan, x: Tensor, weight: Tensor, mesh: Mesh) -> bool:
+    flops = 2 * plan.box.numel * weight[0].numel()
+    copies = copies_piece(x, plan.exchange, mesh)
+    return choices.hides_exchange(halo, x, flops, mesh, copies=copies)
 
 
 def _make_conv_transpose(num_dims: int) -> None:
