@@ -138,7 +138,7 @@ def add_(out: Tensor, pieces: Sequence[Tensor], boxes: Assembly) -> None:
     """The adjoint of ``pack``: adds ``pieces`` to ``boxes`` of ``out``, one after the other."""
     if boxes.is_full and out.is_floating_point() and has_kernel(out):
         if len(pieces) >= MANY and all(box.of == boxes.pieces[0].of for box in boxes.pieces):
-            out[boxes.pieces[0].of].add_(torch.stack(list(pieces)).sum(0))
+            out[boxes.pieces[0].of].add_(_sum(pieces, plan_room(boxes.shapes, out.itemsize), out))
             return
         move = plan_add(boxes, out.stride(), out.itemsize, out.device)
         if move is not None:
@@ -146,6 +146,12 @@ def add_(out: Tensor, pieces: Sequence[Tensor], boxes: Assembly) -> None:
             return
     for box, piece in zip(boxes.pieces, pieces, strict=True):
         out[box.of].add_(piece)
+
+
+def _sum(pieces: Sequence[Tensor], room: Room, like: Tensor) -> Tensor:
+    """The sum of ``pieces``, all of one shape."""
+    first, step = _in_one(pieces, room, like), room.parts[1].start
+    return first.as_strided((len(pieces), *first.shape), (step, *first.stride())).sum(0)
 
 
 def received_grads(grads: Sequence[Tensor], assembly: Assembly) -> list[Tensor]:

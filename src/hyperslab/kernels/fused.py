@@ -15,7 +15,7 @@ WANTED = os.environ.get("HYPERSLAB_FUSED") != "0"
 """Unless the user does without them, as those must who differentiate gradients."""
 FASTER_ON = {(9, 0)}
 """The compute capabilities of GPUs on which they were measured to be right and faster."""
-MIN_NUMEL = 1 << 23
+MIN_NUMEL = 1 << 21
 """Smaller tensors gain less than a launch costs the host."""
 
 
