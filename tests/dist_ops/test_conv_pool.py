@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings, strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.dist_ops import choices
@@ -141,6 +142,27 @@ def check_skip(place):
 
 def test_an_output_that_is_wanted_besides_its_pool_is_not_computed_twice_again(run):
     assert run(Place({"depth": 2}), check_skip) == [[1, 1, 1]] * 2
+
+
+def check_checkpoint(place):
+    mesh = place.mesh()
+
+    def block(x, weight):
+        y = F.relu(F.conv3d(x, weight, padding=1))
+        return F.avg_pool3d(y, 3, 2, 1) + y.square().mean()
+
+    def network(x, weight):
+        return checkpoint(block, x, weight, use_reentrant=False)
+
+    with joining() as runs:
+        for _ in range(2):
+            x, weight = seeded(1, 2, 12, 6, 6), seeded(4, 2, 3, 3, 3, seed=2)
+            assert_same_as_serial(network, [x], [weight], mesh=mesh)
+    return len(runs)
+
+
+def test_a_checkpoint_joins_the_same_when_it_computes_again(run):
+    assert run(Place({"depth": 2}), check_checkpoint) == [4, 4]
 
 
 def check_autocast(place):

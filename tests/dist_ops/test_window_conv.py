@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.dist_ops import choices, window_conv
@@ -144,3 +145,29 @@ def test_kernels_leave_room_for_halos_on_a_gpu(ends_in_norm):
         found = team.run(compare_on_gpu, ends_in_norm)
     is_left = [(1, True)] * 2
     assert found == is_left or (not found[0][1] and not ends_in_norm)
+
+
+def check_checkpoint(place):
+    mesh = place.mesh()
+    weight = seeded(4, 2, 3, 3, seed=2)
+
+    def network(x, weight):
+        return checkpoint(
+            lambda x, weight: F.conv2d(roomy(x * 2, mesh), weight, padding=1).sin(),
+            x,
+            weight,
+            use_reentrant=False,
+        )
+
+    with (
+        patch.object(window_conv, "LARGE", 0),
+        patch.object(choices, "hides_exchange", lambda *args, **options: False),
+    ):
+        for _ in range(2):
+            assert_same_as_serial(network, [seeded(1, 2, 11, 6)], [weight], mesh=mesh)
+    return window_conv.rows_beside(hs.shard(seeded(1, 2, 11, 6), mesh).box, mesh)
+
+
+def test_a_checkpoint_computes_again_what_it_computed(run):
+    """Rows that it would learn in between are not asked for."""
+    assert run(Place({"height": 2}), check_checkpoint) == [(0, 0)] * 2

@@ -16,8 +16,9 @@ from hyperslab.kernels.conv import Settings
 from hyperslab.kernels.face_plans import LARGE
 from hyperslab.kernels.rows_beside import RowsBeside, has_rows, window_around
 from hyperslab.layout import Box, Exchange
-from hyperslab.torch_private import is_traced
+from hyperslab.torch_private import has_saved_tensor_hooks, is_traced
 
+MOST_BOXES = 4096
 _ROWS: dict[tuple[int, Box], RowsBeside] = {}
 """How many rows convolutions have read beside pieces, by the mesh's number and the piece's box."""
 
@@ -35,7 +36,7 @@ def copies_piece(x: Tensor, exchange: Exchange, mesh: Mesh) -> bool:
 
     In the first pass it does, and asks for room.
     """
-    rows = _rows(exchange) if x.numel() >= LARGE else None
+    rows = _rows(x, exchange)
     if rows is None:
         return True
     return not has_rows(x, rows) and (mesh.number, exchange.owned) in _ROWS
@@ -55,7 +56,7 @@ def window_conv(
     Where ``x`` has rows of memory beside it, the halo is received there; else both are copied.
     Collective over ``mesh``. Differentiable, as often as one likes.
     """
-    rows = None if is_traced() or x.numel() < LARGE else _rows(exchange)
+    rows = _rows(x, exchange)
     window = None if rows is None else window_around(x, rows)
     if window is not None:
         out: Tensor = _WindowConv.apply(  # type: ignore[no-untyped-call]
@@ -63,14 +64,24 @@ def window_conv(
         )
         return out
     if rows is not None:
-        before = rows_beside(exchange.owned, mesh)
-        key = mesh.number, exchange.owned
-        _ROWS[key] = max(before[0], rows[0]), max(before[1], rows[1])
+        _ask_for(rows, exchange.owned, mesh)
     return settings.run(fetch(x, exchange, mesh), weight, bias, padding)
 
 
-def _rows(exchange: Exchange) -> RowsBeside | None:
-    """How many rows of the wanted box lie beside the owned one, if that is how they differ."""
+def _ask_for(rows: RowsBeside, box: Box, mesh: Mesh) -> None:
+    if len(_ROWS) >= MOST_BOXES:
+        _ROWS.clear()
+    before = rows_beside(box, mesh)
+    _ROWS[mesh.number, box] = max(before[0], rows[0]), max(before[1], rows[1])
+
+
+def _rows(x: Tensor, exchange: Exchange) -> RowsBeside | None:
+    """How many rows of the wanted box lie beside ``x``, if they can be received there.
+
+    A checkpoint must save the same when it computes again, and by then rows may have been learned.
+    """
+    if x.numel() < LARGE or is_traced() or has_saved_tensor_hooks():
+        return None
     owned, wanted = exchange.owned.spans, exchange.wanted.spans
     others = [dim for dim in range(len(owned)) if dim != 2 and owned[dim] != wanted[dim]]
     if others or not exchange.keeps_all or owned[0].size != 1:

@@ -54,6 +54,7 @@ from hyperslab.nn.ops.windows.spatial import (
     check_weights,
 )
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import has_saved_tensor_hooks
 
 
 def _conv_pays(call: Call) -> bool:
@@ -128,7 +129,7 @@ def _defer_split_conv(call: Call) -> Slab | None:
     windows, settings = cast(tuple[Window, ...], call.windows), Settings(stride, dilation, groups)
     plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
     check_extents(function, x, plan.output)
-    key = x.layout, windows, tuple(weight.shape), x.mesh.number
+    key = x.layout, windows, tuple(weight.shape), x.mesh.number, has_saved_tensor_hooks()
     if plan.end_pads or key in _COMPUTED_TWICE:
         return None
     dtype = autocast_dtype(weight)
@@ -141,7 +142,7 @@ def _defer_split_conv(call: Call) -> Slab | None:
     def run(slope: float) -> Tensor:
         nonlocal num_runs
         num_runs += 1
-        if num_runs > 1:
+        if num_runs > 1 and not has_saved_tensor_hooks():  # a checkpoint does all once more alike
             _COMPUTED_TWICE.add(key)
         with _cast_already(kernel):
             piece = x.with_local(x.local.to(dtype))
