@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from hyperslab.kernels import conv_pool
+from hyperslab.kernels import conv_pool, faces
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.kernels.conv_pool import Tuning, conv_and_pool, is_supported
 from hyperslab.kernels.few_channels_operands import Halo
@@ -180,8 +180,10 @@ def test_what_there_is_no_kernel_for_is_said():
     assert not has_kernel((3, 2, (0, 1, 1)), counts=False)
 
 
-def test_a_halo_is_read_where_it_was_received():
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_halo_is_read_where_it_was_received(by_torch, monkeypatch):
     """The window is a piece in the middle, boxes on two sides of it, and zeros on a third."""
+    monkeypatch.setattr(faces, "has_kernel", lambda x: not by_torch)
     pool = Pool("avg", CUBE, TWOS, (0, 1, 1), True, (0, -1, 0))
     case = Case((1, 3, 8, 7, 6), 5, CUBE, (0, 0, 1), pool)
     generator = torch.Generator().manual_seed(3)
