@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -18,15 +17,13 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from hyperslab.comm import reduce
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.messages import Pending
 from hyperslab.dist_ops.halo_conv import HaloConv
 from hyperslab.kernels import faces
 from hyperslab.layout import AXES, Grid, Layout, Split, cut_evenly
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.slab import Slab
-
-FETCH = import_module("hyperslab.comm.fetch")  # its package names the function so
 
 
 @dataclass
@@ -45,6 +42,33 @@ class _Silence:
         self.size, self.rank = (lambda: size), (lambda: rank)
 
 
+class _Arrived:
+    """Boxes of zeros that are there at once."""
+
+    def __init__(self, shapes, dtype: torch.dtype, device: torch.device) -> None:
+        self._boxes = faces.zeros_for(shapes, dtype, device)
+
+    def wait(self) -> list[Tensor]:
+        return self._boxes
+
+
+class _SilentTransport:
+    """Packs what would be sent as the transport on the device does; nobody reads it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.traffic = device, Traffic()
+
+    def post_boxes(self, x, boxes, sends, receives, limit) -> _Arrived:
+        return self.post_pieces(faces.pack(x, boxes), sends, receives, x.dtype, limit)
+
+    def post_pieces(self, pieces, sends, receives, dtype, limit) -> _Arrived:
+        sizes = [sum(m.box.numel for m in some) * dtype.itemsize for some in (sends, receives)]
+        self.traffic.messages += len(sends)
+        self.traffic.sent += sizes[0]
+        self.traffic.received += sizes[1]
+        return _Arrived([m.box.shape for m in receives], dtype, self.device)
+
+
 class _LoneMesh(Mesh):
     def group_over(self, axes):
         sizes = {axis: self.grid.size(axis) for axis in axes}
@@ -55,36 +79,31 @@ class _LoneMesh(Mesh):
 
 
 def lone_mesh(axes: dict[str, int], device: torch.device) -> Mesh:
-    """As a rank in the middle sees it, which has neighbours on all sides."""
+    """As a rank in the middle sees it, which has neighbours on all sides.
+
+    Messages go as on the device's transport.
+    """
     grid = Grid(tuple(axes.get(axis, 1) for axis in AXES))
     middle = {axis: grid.size(axis) // 2 for axis in AXES}
     rank = next(r for r, coords in enumerate(grid.coords) if dict(coords) == middle)
     backend = "cpu:gloo,cuda:nccl" if axes else None
-    return _LoneMesh(grid, rank, device, backend, timedelta(seconds=60))
+    transport: Any = _SilentTransport(device) if axes else None
+    return _LoneMesh(grid, rank, device, backend, timedelta(seconds=60), transport=transport)
 
 
 @contextmanager
-def nobody_answers() -> Iterator[Traffic]:
-    """Within it, boxes from other ranks are zeros that are there at once."""
-    traffic = Traffic()
+def nobody_answers(mesh: Mesh) -> Iterator[Traffic]:
+    """Within it, sums over the ranks of ``mesh`` are made of boxes of zeros; what would travel."""
+    transport: Any = mesh.transport
+    traffic = Traffic() if transport is None else transport.traffic
 
-    def post(pieces, sends, receives, dtype, mesh, doing):
-        if not sends and not receives:
-            return Pending([], [], [], mesh, doing)
-        received = faces.zeros_for([m.box.shape for m in receives], dtype, mesh.device)
-        traffic.messages += len(sends)
-        traffic.sent += sum(piece.nbytes for piece in pieces)
-        traffic.received += sum(box.nbytes for box in received)
-        return Pending([], [], received, mesh, doing)
-
-    def gather(boxes, mine, group):
-        for box in boxes:
-            box.copy_(mine)
+    def ranks(mesh, axes):
+        groups = mesh.grid.groups(frozenset(axes) & frozenset(mesh.grid.long_axes))
+        return next(tuple(group) for group in groups if mesh.rank in group)
 
     with (
-        patch.object(FETCH, "post_messages", post),
+        patch.object(reduce, "_ranks", ranks),
         patch.object(dist, "all_reduce", lambda *args, **kwargs: None),
-        patch.object(dist, "all_gather", gather),
     ):
         yield traffic
 

@@ -71,7 +71,7 @@ def compile_shard(number: int) -> None:
     device = torch.device("cuda", 0)
     model = _make_model(network.case, device)
     trial = LoneTrial(network.case, model, axes, LAST.format_of(len(network.case.shape)), device)
-    with nobody_answers():
+    with nobody_answers(trial.mesh):
         trial.step()
     torch.cuda.synchronize()
     del trial, model
@@ -125,7 +125,7 @@ def _measure(
 ) -> Found:
     trial = LoneTrial(case, model, axes, LAST.format_of(len(case.shape)), device)
     trial.refill()
-    with nobody_answers() as traffic:
+    with nobody_answers(trial.mesh) as traffic:
         trial.step()
         one_step = Traffic(**asdict(traffic))
         if device.type == "cuda":

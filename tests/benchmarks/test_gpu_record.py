@@ -56,7 +56,7 @@ def test_a_lone_rank_times_its_blocks_and_the_parts_of_its_convolutions():
     model = case.make()
     trial = LoneTrial(case, model, {"depth": 2}, torch.channels_last_3d, torch.device("cpu"))
     trial.refill()
-    with nobody_answers() as traffic:
+    with nobody_answers(trial.mesh) as traffic:
         trial.step()
         assert traffic.messages
         parts = trial.parts()

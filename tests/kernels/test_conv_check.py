@@ -373,9 +373,9 @@ def test_gradients_of_gradients_are_right():
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("min_interior", [0, 1 << 40])
 def test_ranks_that_share_a_sample_do_without_it_too(min_interior, monkeypatch):
-    from hyperslab.dist_ops import halo_conv
+    from hyperslab.dist_ops import choices
 
-    monkeypatch.setattr(halo_conv, "MIN_INTERIOR_NUMEL", min_interior)
+    monkeypatch.setattr(choices, "MIN_INTERIOR_NUMEL", min_interior)
     mesh = hs.init(depth=2, device="cpu")
     x, weight = seeded(2, 4, 9, 6, 8), seeded(3, 4, 3, 3, 3)
     with avoiding("bf16 contiguous forward"), Spoiled(torch.bfloat16) as calls:

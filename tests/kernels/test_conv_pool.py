@@ -8,9 +8,10 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from hyperslab.kernels import conv_pool
+from hyperslab.kernels import conv_pool, faces
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.kernels.conv_pool import Tuning, conv_and_pool, is_supported
+from hyperslab.kernels.few_channels_operands import Halo
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there in Triton's interpreter
 ROUNDING = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -67,6 +68,15 @@ CASES = {
     "no activation, depths that are not pooled": Case(
         (1, 1, 3, 4, 9), 4, (5, 1, 1), (2, 0, 0), Pool("avg", (1, 2, 3), (1, 2, 2), (0, 0, 1)), 1.0
     ),
+    "padding at the end alone, averages": Case(
+        (1, 4, 7, 6, 7), 16, CUBE, ONES, Pool("avg", CUBE, TWOS, (0, 0, 1), True, (1, 1, 0))
+    ),
+    "less padding at the end, maxima": Case(
+        (1, 2, 6, 7, 5), 4, CUBE, (0, 1, 1), Pool("max", CUBE, TWOS, (1, 0, 1), True, (-1, 0, 0))
+    ),
+    "images, no padding along the height": Case(
+        (2, 3, 8, 9), 5, (3, 3), (1, 1), Pool("avg", (2, 3), (1, 2), (0, 1)), 0.0
+    ),
     "a window at every depth": Case(
         (1, 4, 2, 3, 5), 4, (1, 3, 3), (0, 1, 1), Pool("max", (2, 3, 2), (1, 2, 2), (1, 1, 0))
     ),
@@ -76,9 +86,16 @@ CASES = {
 def plain(x, weight, bias, case):
     kind, num_dims = case.pool.mode, x.ndim - 2
     y = getattr(F, f"conv{num_dims}d")(x, weight, bias, padding=case.padding)
+    y = F.leaky_relu(y, case.slope)
+    pads = case.pool.padding
+    if case.pool.extra:
+        ends = zip(pads, case.pool.extra, strict=True)
+        lowest = -torch.inf if kind == "max" else 0.0
+        y = F.pad(y, [n for pad, more in [*ends][::-1] for n in (pad, pad + more)], value=lowest)
+        pads = (0,) * num_dims
     more = {"count_include_pad": case.pool.count_include_pad} if kind == "avg" else {}
     run = getattr(F, f"{kind}_pool{num_dims}d")
-    return run(F.leaky_relu(y, case.slope), *case.pool[1:4], **more)
+    return run(y, *case.pool[1:3], pads, **more)
 
 
 def check(case, dtype):
@@ -89,7 +106,7 @@ def check(case, dtype):
         return numbers.bfloat16().to(DEVICE, dtype)  # TF32 has them exactly: no sign changes
 
     x, weight = draw(*case.shape), draw(case.filters, case.shape[1], *case.kernel)
-    assert is_supported(x, weight, case.padding, case.slope, case.pool)
+    assert is_supported(x.shape, weight, case.padding, case.slope, case.pool)
     operands = [weight, draw(case.filters)] if case.bias else [weight]
     mine = [t.clone().requires_grad_() for t in operands]
     theirs = [t.double().requires_grad_() for t in operands]
@@ -134,8 +151,8 @@ def test_of_equal_maxima_the_first_gets_the_gradient():
 
 def test_fusing_with_a_pool_pays_where_a_convolution_would_write_much():
     weight = torch.zeros(16, 4, *CUBE)
-    assert conv_pool.pays(torch.empty(1, 4, 512, 512, 256, device="meta"), weight, ONES)
-    assert not conv_pool.pays(torch.empty(1, 4, 512, 512, 256, device="meta"), weight, (0, 0, 0))
+    assert conv_pool.pays((1, 4, 256, 256, 128), weight, ONES)
+    assert not conv_pool.pays((1, 4, 256, 256, 128), weight, (0, 0, 0))
 
 
 def test_a_single_voxel_is_pooled_without_a_gradient():
@@ -147,10 +164,10 @@ def test_a_single_voxel_is_pooled_without_a_gradient():
 
 def test_what_there_is_no_kernel_for_is_said():
     def has_kernel(pool=(3, 2, 1), shape=(1, 4, 8, 8, 8), weight=(16, 4, 3, 3, 3), **changes):
-        slope, grad = changes.get("slope", 0.0), changes.get("grad", False)
-        sizes = [(n,) * (len(shape) - 2) for n in pool]
-        x, kernel = torch.zeros(shape, requires_grad=grad), torch.zeros(weight)
-        return is_supported(x, kernel, (1,) * (len(shape) - 2), slope, Pool("avg", *sizes))
+        slope, counts = changes.get("slope", 0.0), changes.get("counts", True)
+        sizes = [n if isinstance(n, tuple) else (n,) * (len(shape) - 2) for n in pool]
+        wanted = Pool("avg", *sizes, counts)
+        return is_supported(shape, torch.zeros(weight), (1,) * (len(shape) - 2), slope, wanted)
 
     assert has_kernel()
     assert has_kernel((2, 2, 0))
@@ -159,7 +176,35 @@ def test_what_there_is_no_kernel_for_is_said():
     assert not has_kernel((2, 2, 0), (1, 4, 8, 8, 1))  # no window fits
     assert not has_kernel(weight=(16, 16, 5, 5, 5))  # too many weights for a program
     assert not has_kernel(slope=-0.5)
-    assert not has_kernel(grad=True)
+    assert has_kernel((3, 2, (0, 1, 1)))
+    assert not has_kernel((3, 2, (0, 1, 1)), counts=False)
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_halo_is_read_where_it_was_received(by_torch, monkeypatch):
+    """The window is a piece in the middle, boxes on two sides of it, and zeros on a third."""
+    monkeypatch.setattr(faces, "has_kernel", lambda x: not by_torch)
+    pool = Pool("avg", CUBE, TWOS, (0, 1, 1), True, (0, -1, 0))
+    case = Case((1, 3, 8, 7, 6), 5, CUBE, (0, 0, 1), pool)
+    generator = torch.Generator().manual_seed(3)
+    window = torch.randn(case.shape, generator=generator).to(DEVICE)
+    window[:, :, :, :1] = 0
+    weight = torch.randn(5, 3, *CUBE, generator=generator).to(DEVICE).requires_grad_()
+    places = tuple(
+        (slice(0, 1), slice(0, 3), rows, slice(1, 7), slice(0, 6))
+        for rows in (slice(0, 2), slice(7, 8))
+    )
+    halo = Halo(((2, 1), (1, 0), (0, 0)), places, [window[at].contiguous() for at in places])
+    piece = window[:, :, 2:7, 1:].double()
+    got = conv_and_pool(piece, weight, None, case.padding, case.slope, pool, halo)
+    got.sum().backward()
+    grad, weight.grad = weight.grad, None
+    right = conv_and_pool(window, weight, None, case.padding, case.slope, pool)
+    right.sum().backward()
+    assert torch.equal(got, right)
+    assert torch.equal(grad, weight.grad)
+    reference = plain(window.double(), weight.double(), None, case)
+    assert error(got, reference.detach()) < ROUNDING[torch.float32]
 
 
 @pytest.mark.gpu

@@ -209,6 +209,52 @@ def test_boxes_that_are_contiguous_or_empty_or_overlap_in_too_many_ways():
     assert plan_add(cut([box(s, s, s) for s in many]), (10000, 100, 1), 8, DEVICE) is None
 
 
+@pytest.mark.usefixtures("by_kernel")
+def test_many_pieces_of_one_box_are_summed_first():
+    x, where = draw(1, 2, 4), box((0, 1), (0, 2), (1, 3))
+    pieces = [draw(1, 2, 2) for _ in range(faces.MANY)]
+    expected = x.clone()
+    expected[where] += sum(pieces)
+    faces.add_(x, pieces, cut([where] * faces.MANY))
+    torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_received_boxes_are_written_beside_what_is_there(by_torch, monkeypatch):
+    monkeypatch.setattr(faces, "has_kernel", lambda x: not by_torch)
+    window = draw(1, 2, 6, 3, 4, last=True)
+    before, piece = window.clone(), window[:, :, 2:5]
+    received = [draw(1, 2, 1, 3, 4), draw(1, 2, 1, 3, 4)]
+    ends = [box((0, 1), (0, 2), rows, (0, 3), (0, 4)) for rows in ((1, 2), (5, 6))]
+    whole = box((0, 1), (0, 2), (0, 1), (0, 3), (0, 4))
+    pieces = tuple(Piece(i, whole, 0, end) for i, end in enumerate(ends))
+    boxes = Assembly((tuple(window.shape),), pieces, (tuple(received[0].shape),) * 2)
+    faces.place_(window, received, boxes)
+    for box_, end in zip(received, ends, strict=True):
+        assert torch.equal(window[end], box_)
+    assert torch.equal(window[:, :, [0, 2, 3, 4]], before[:, :, [0, 2, 3, 4]])
+    own = Piece(
+        OWN,
+        box((0, 1), (0, 2), (0, 3), (0, 3), (0, 4)),
+        0,
+        box((0, 1), (0, 2), (2, 5), (0, 3), (0, 4)),
+    )
+    monkeypatch.setattr(face_plans, "LARGE", 0)
+    plan_assembly.cache_clear()
+    faces.complete_(window, piece, received, Assembly(boxes.shapes, (own, *pieces), boxes.received))
+    plan_assembly.cache_clear()
+    assert window[:, :, 0].eq(0).all()
+    assert torch.equal(piece, before[:, :, 2:5])
+
+
+def test_boxes_are_cast_into_one_buffer():
+    pieces = [draw(2, 3), draw(5)]
+    copies = faces.cast(pieces, torch.bfloat16)
+    assert all(map(torch.equal, copies, [piece.bfloat16() for piece in pieces]))
+    assert copies[0].untyped_storage().data_ptr() == copies[1].untyped_storage().data_ptr()
+    assert faces.cast(pieces, pieces[0].dtype)[0] is pieces[0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool], ids=str)
 def test_torch_moves_boxes_where_there_is_no_gpu(dtype):
     x = draw(2, 2, 3, 4, dtype=dtype)

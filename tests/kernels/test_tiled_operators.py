@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import hyperslab as hs
-from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops import choices
 from hyperslab.kernels import tiles
 from hyperslab.kernels.conv import Convolution
 from hyperslab.kernels.interpolate import interpolate
@@ -278,7 +278,7 @@ def weights():
 @pytest.mark.parametrize("axes", [{}, {"depth": 2}], ids=str)
 def test_a_network_of_tiles_is_that_of_one_process(axes):
     mesh = hs.init(**axes)
-    with limit(2600), patch.object(halo_conv, "MIN_INTERIOR_NUMEL", 1):
+    with limit(2600), patch.object(choices, "MIN_INTERIOR_NUMEL", 1):
         for memory_format in (torch.contiguous_format, torch.channels_last_3d):
             x = seeded(*SHAPE).contiguous(memory_format=memory_format)
             assert_same_as_serial(net, [x], weights(), mesh=mesh)

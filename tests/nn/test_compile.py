@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops import choices
 from hyperslab.testing import Team, seeded
 
 pytestmark = [  # The compiler itself does what torch warns of.
@@ -118,7 +118,7 @@ def test_a_convolution_that_would_hide_its_messages_is_right_in_a_graph():
     plain, ours = nets(2)
     x, y = seeded(4, 2, 13, 6, 5), seeded(4, 2)
     model = compiled(hs.parallelize(ours, mesh))
-    with patch.object(halo_conv, "MIN_INTERIOR_NUMEL", 1):
+    with patch.object(choices, "MIN_INTERIOR_NUMEL", 1):
         losses = train(model, hs.shard(x, mesh), hs.shard(y, mesh))
     torch.testing.assert_close(losses, train(plain, x, y), rtol=1e-10, atol=0)
 

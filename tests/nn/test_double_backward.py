@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops import choices
 from hyperslab.testing import averaged, seeded
 
 SHAPE = (2, 4, 9, 6)
@@ -42,7 +42,7 @@ def penalty(function, x, weight):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("axes", [{"height": 2}, {"sample": 2, "width": 2}], ids=str)
 def test_a_gradient_penalty_has_the_gradients_of_one_process(axes, name):
-    with patch.object(halo_conv, "MIN_INTERIOR_NUMEL", 1):
+    with patch.object(choices, "MIN_INTERIOR_NUMEL", 1):
         _check_gradient_penalty(axes, name)
 
 
@@ -90,7 +90,7 @@ def test_a_layer_that_is_used_twice_has_the_gradients_of_one_process_with_a_grap
         net.layer.weight.data += 0.3
         weights = [*net.parameters()]
         given = hs.shard(x, mesh) if parallel else x
-        with patch.object(halo_conv, "MIN_INTERIOR_NUMEL", 0):
+        with patch.object(choices, "MIN_INTERIOR_NUMEL", 0):
             out = (hs.parallelize(net, mesh) if parallel else net)(given)
             loss = (out * seeded(*out.shape, seed=1)).sum()
             grads.append(torch.autograd.grad(loss, weights, create_graph=True))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops import choices
 from hyperslab.testing import Team, seeded
 
 NUM_STEPS = 3
@@ -166,7 +166,7 @@ def train(name, optimizer_name, mesh=None, *, overlap=False, shard_weights=False
     if mesh is not None:
         model = hs.parallelize(model, mesh, shard_weights=shard_weights)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    least, halo_conv.MIN_INTERIOR_NUMEL = halo_conv.MIN_INTERIOR_NUMEL, 0 if overlap else 1 << 16
+    least, choices.MIN_INTERIOR_NUMEL = choices.MIN_INTERIOR_NUMEL, 0 if overlap else 1 << 16
     losses = []
     for step in range(NUM_STEPS):
         x, target = seeded(*shape, seed=step), make_target(target_shape, step)
@@ -178,7 +178,7 @@ def train(name, optimizer_name, mesh=None, *, overlap=False, shard_weights=False
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    halo_conv.MIN_INTERIOR_NUMEL = least
+    choices.MIN_INTERIOR_NUMEL = least
     whole = {key: getattr(x, "full_tensor", x.clone)() for key, x in model.state_dict().items()}
     return torch.stack(losses), whole
 

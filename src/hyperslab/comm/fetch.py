@@ -54,7 +54,7 @@ class _Fetch(Function):
         if torch.is_grad_enabled():  # for a gradient of this gradient
             home = _Return.apply(grad, ctx.exchange, ctx.mesh)  # type: ignore[no-untyped-call]
             return home, None, None, None
-        return _returned(grad, ctx.exchange, ctx.mesh), None, None, None
+        return return_home(grad, ctx.exchange, ctx.mesh), None, None, None
 
 
 class _Return(Function):
@@ -63,21 +63,24 @@ class _Return(Function):
     @staticmethod
     def forward(ctx: Any, grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
         ctx.exchange, ctx.mesh = exchange, mesh
-        return _returned(grad, exchange, mesh)
+        return return_home(grad, exchange, mesh)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return fetch(grad, ctx.exchange, ctx.mesh), None, None
 
 
-def _returned(grad: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
-    """The gradient of this rank's piece, from those of what all ranks fetched."""
+def return_home(grad: Tensor, exchange: Exchange, mesh: Mesh, *, may_write: bool = False) -> Tensor:
+    """The gradient of this rank's piece, from those of what all ranks fetched.
+
+    Collective over ``mesh``. Nothing is copied where it ``may_write`` into ``grad``.
+    """
     grad = plain_memory(grad)
     sends, receives = exchange.receives, exchange.sends
     pending = _post_boxes(grad, exchange.returned, sends, receives, mesh, _RETURNING)
     if exchange.keeps_all:
         home = grad[exchange.kept_to]
-        home = home.clone() if exchange.sends else home
+        home = home.clone() if exchange.sends and not may_write else home
     else:
         home = grad.new_zeros(exchange.owned.shape)
         home[exchange.kept_from] = grad[exchange.kept_to]

@@ -13,10 +13,7 @@ from hyperslab.comm.fetch import add_returned, fetch, post_fetch, post_return
 from hyperslab.comm.mesh import Mesh
 from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
-from hyperslab.layout import HaloPlan
-
-MIN_INTERIOR_NUMEL = 1 << 16
-"""Smaller pieces are better convolved in one call after the exchange: more calls cost more."""
+from hyperslab.layout import Exchange, HaloPlan
 
 
 class HaloConv(Function):
@@ -53,7 +50,8 @@ class HaloConv(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            return (*_differentiable_grads(ctx, grad), None, None, None)
+            exchange, padding = ctx.plan.exchange, ctx.plan.strip_padding
+            return (*differentiable_grads(ctx, grad, exchange, padding), None, None, None)
         plan, settings, mesh = ctx.plan, ctx.settings, ctx.mesh
         x, weight, *received = ctx.saved_tensors
         wants = ctx.needs_input_grad[:3]
@@ -74,12 +72,17 @@ class HaloConv(Function):
         return grad_x, grad_weight, grad_bias, None, None, None
 
 
-def _differentiable_grads(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The gradients of input, weight and bias with a graph of their own: nothing is hidden."""
+def differentiable_grads(
+    ctx: Any, grad: Tensor, exchange: Exchange, padding: tuple[int, ...]
+) -> list[Tensor | None]:
+    """The gradients of input, weight and bias with a graph of their own: nothing is hidden.
+
+    Input and weight are the first tensors that ``ctx`` has saved.
+    """
     x, weight = (t.view_as(t) for t in ctx.saved_tensors[:2])  # of this use only: x may need weight
     wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-    window = fetch(x, ctx.plan.exchange, ctx.mesh)
-    out = ctx.settings.run(window, weight, None, ctx.plan.strip_padding)
+    window = fetch(x, exchange, ctx.mesh)
+    out = ctx.settings.run(window, weight, None, padding)
     wanted = [t for t, wants in ((x, wants_x), (weight, wants_weight)) if wants]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True) if wanted else ())
     grads = [next(found) if wants else None for wants in (wants_x, wants_weight)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hyperslab.comm.graph import cached_constants
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 from hyperslab.kernels.norm import (
@@ -24,10 +25,12 @@ from hyperslab.kernels.norm import (
     map_chunks,
     mean_and_variance,
     merged_moments,
+    merged_statistics,
     moments_over,
     normalize,
     sum_chunks,
 )
+from hyperslab.kernels.rows_beside import RowsBeside
 
 
 class Moments(NamedTuple):
@@ -125,6 +128,32 @@ def moments_over_ranks(
     return merged_moments(*stacked.unbind(1))
 
 
+def _statistics(
+    x: Tensor, moments: Moments, eps: float, mesh: Mesh
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and scale of each channel over all ranks, in one exchange."""
+    mean, var = mean_and_variance(x)
+    if not moments.axes:
+        return mean, var, torch.rsqrt(var + eps)
+    share = math.prod(x.shape[dim] for dim in moments.dims) / max(1, moments.num)
+    mine = torch.stack([_filled(share, mean.numel(), mean.dtype, mean.device), mean, var])
+    return merged_statistics(gather_stacked(mine, mesh, moments.axes), eps)
+
+
+@cached_constants
+def _filled(value: float, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((num,), value, dtype=dtype, device=device)
+
+
+MOST_COUNTED = 2**31 - 1
+"""That the kernel of the input gradient can count."""
+
+
+@cached_constants
+def _count(num: int, device: torch.device) -> Tensor:
+    return torch.tensor([num], dtype=torch.int32).to(device)
+
+
 Ends = tuple[Tensor | None, Tensor | None]
 """The weight and the bias, or their gradients."""
 
@@ -136,18 +165,19 @@ def normalize_channels(
     eps: float,
     mesh: Mesh,
     update: Callable[[Tensor, Tensor], None],
+    rows: RowsBeside = (0, 0),
 ) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias``.
 
     ``moments`` are over all dims but the channels, which are whole. Collective over
     ``moments.axes``. Differentiable, twice too; pieces may be uneven and empty. Every piece may
-    lie in memory as it likes.
+    lie in memory as it likes; ``rows`` of it may be left beside the output.
 
     ``update`` is given the mean and the biased variance before tensors are saved for the backward
     pass: a checkpoint, which computes again, goes no further than that.
     """
     out: Tensor
-    out = _Normalize.apply(x, *ends, moments, eps, mesh, update)  # type: ignore[no-untyped-call]
+    out = _Normalize.apply(x, *ends, moments, eps, mesh, update, rows)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -162,28 +192,29 @@ class _Normalize(Function):
         eps: float,
         mesh: Mesh,
         update: Callable[[Tensor, Tensor], None],
+        rows: RowsBeside,
     ) -> Tensor:
-        mean, var = moments_over_ranks(*mean_and_variance(x), x, moments, mesh)
+        mean, var, scale = _statistics(x, moments, eps, mesh)
         update(mean, var)
-        scale = torch.rsqrt(var + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.moments, ctx.eps, ctx.mesh = moments, eps, mesh
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return normalize(x, mean, scale, weight, bias)
+        return normalize(x, mean, scale, weight, bias, rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return *_differentiable_backward(ctx, grad, x, weight), *[None] * 4
+            return *_differentiable_backward(ctx, grad, x, weight), *[None] * 5
         grad = in_memory_of(x, grad)
         sums = gradient_sums(grad, x, mean, scale)
         home = None
         if ctx.needs_input_grad[0]:
-            means = reduce_sum_(torch.stack(sums), ctx.mesh, ctx.moments.axes)
-            means.div_(ctx.moments.num)
-            home = input_gradient(grad, x, mean, scale, weight, means)
-        return home, *_end_gradients(ctx, weight, *sums, scale), *[None] * 4
+            total, num = reduce_sum_(torch.stack(sums), ctx.mesh, ctx.moments.axes), ctx.moments.num
+            if num > MOST_COUNTED:
+                total, num = total.div_(num), 1
+            home = input_gradient(grad, x, mean, scale, weight, total, _count(num, x.device))
+        return home, *_end_gradients(ctx, weight, *sums, scale), *[None] * 5
 
 
 def _end_gradients(

@@ -28,6 +28,7 @@ from hyperslab.kernels.act_pool_plan import (
 )
 from hyperslab.kernels.fused import Launch
 from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MAX_KERNEL = 3
@@ -39,16 +40,17 @@ def is_supported(y: Tensor, slope: float, pool: Pool) -> bool:
     return y.is_cuda and _refusal(y, slope, pool) is None
 
 
-def activate_and_pool(y: Tensor, slope: float, pool: Pool) -> Tensor:
+def activate_and_pool(y: Tensor, slope: float, pool: Pool, rows: RowsBeside = (0, 0)) -> Tensor:
     """The pool of ``y`` where that is positive and of ``slope * y`` elsewhere.
 
     Sums are in float32 (float64 for that dtype) and rounded once. The result lies in memory as
-    ``y`` does: contiguous or channels last. Differentiable once; deterministic.
+    ``y`` does: contiguous or channels last, and then with ``rows`` of memory beside it if it is one
+    sample. Differentiable once; deterministic.
     """
     if refusal := _refusal(y, slope, pool):
         raise ConfigError(f"no kernel does this activation and pool in one: {refusal}")
     keeps = torch.is_grad_enabled() and y.requires_grad
-    out: Tensor = _ActPool.apply(y, float(slope), pool, keeps)  # type: ignore[no-untyped-call]
+    out: Tensor = _ActPool.apply(y, float(slope), pool, keeps, rows)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -112,11 +114,17 @@ class Call(NamedTuple):
     def on(cls, y: Tensor, slope: float, pool: Pool) -> Call:
         return cls(y.shape, memory_format_of(y), slope, pool)
 
-    def run(self, y: Tensor, *, keeps: bool) -> tuple[Tensor, Tensor | None]:
-        """The pooled tensor and, if it ``keeps`` it, what the backward pass needs."""
+    def run(
+        self, y: Tensor, *, keeps: bool, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The pooled tensor and, if it ``keeps`` it, what the backward pass needs.
+
+        It is ``out``, if that is given.
+        """
         pool, last = self.pool, self.memory_format
-        shape = pool.output_shape(self.shape)
-        out = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=last)
+        if out is None:
+            shape = pool.output_shape(self.shape)
+            out = torch.empty(shape, dtype=y.dtype, device=y.device, memory_format=last)
         rows = rows_of(self.shape, last, pool)
         kept = _empty_kept(rows, out, self.slope, pool) if keeps else None
         tuning = TUNING[pool.mode, "forward"]
@@ -137,18 +145,23 @@ class Call(NamedTuple):
 
 class _ActPool(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, slope: float, pool: Pool, keeps: bool) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, slope: float, pool: Pool, keeps: bool, rows: RowsBeside
+    ) -> Tensor:
         call = ctx.call = Call.on(y, slope, pool)
-        out, kept = call.run(y, keeps=keeps)
+        out = None
+        if any(rows) and y.shape[0] == 1 and call.memory_format is not torch.contiguous_format:
+            out = empty_with_rows(pool.output_shape(y.shape), rows, y.dtype, y.device)
+        out, kept = call.run(y, keeps=keeps, out=out)
         ctx.save_for_backward(kept)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (kept,) = ctx.saved_tensors
         home: Tensor = ctx.call.run_backward(grad, kept)
-        return home, None, None, None
+        return home, None, None, None, None
 
 
 def _empty_kept(rows: Rows, out: Tensor, slope: float, pool: Pool) -> Tensor | None:

@@ -48,7 +48,7 @@ class Pool(NamedTuple):
     padding: tuple[int, ...]
     count_include_pad: bool = True
     extra: tuple[int, ...] = ()
-    """Padding at the end of each dim, besides that at both ends; torch knows none."""
+    """By how much padding at the end of each dim is more, or less, than at its start."""
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the pool of a tensor of ``shape``."""

@@ -7,7 +7,8 @@ bit for each number, before average pools).
 from __future__ import annotations
 
 import math
-from operator import ge
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,16 +20,19 @@ from hyperslab.kernels import few_channels
 from hyperslab.kernels.act_pool_plan import Pool, Triple
 from hyperslab.kernels.few_channels_operands import (
     Geometry,
+    Halo,
     Packed,
     Shape,
     gather_grads,
     lay_out,
     packed_copy,
 )
+from hyperslab.kernels.fused import turns
 from hyperslab.kernels.memory_format import channels_last
+from hyperslab.kernels.rows_beside import RowsBeside
 
-MIN_NUMEL = 1 << 30
-"""Of the convolution's outputs. One kernel is about as fast as two; what it saves is memory."""
+MIN_NUMEL = 1 << 27
+"""Of the convolution's outputs: with fewer, one kernel was not faster than two."""
 MAX_PLANE = 2**31
 """Numbers in a plane, whose offsets are 32-bit."""
 WORD = 16
@@ -65,55 +69,66 @@ FORWARD = {"avg": Tuning(rows=32, registers=128), "max": Tuning(at_once=2)}
 BACKWARD = Tuning(rows=32, stages=1, registers=168, programs_per_sm=3)
 MOST_PLANES = 65535
 """That CUDA can number, in the second dim of a grid."""
-PROGRAMS = 1024
-"""That keep a device busy: with fewer, each goes through fewer planes."""
+PROGRAMS = 528
+"""That a device runs at the same time."""
+MOST_HALVED = 3
+"""How many sizes of blocks are considered, each with half the rows of the one before."""
 
 
 def is_supported(
-    x: Tensor, weight: Tensor, padding: tuple[int, ...], slope: float, pool: Pool
+    shape: Sequence[int], weight: Tensor, padding: tuple[int, ...], slope: float, pool: Pool
 ) -> bool:
     """Whether there is a kernel, where ``few_channels`` has one for the convolution alone.
 
-    There is none for ``x`` that wants a gradient.
+    ``shape`` is that of the inputs, which get no gradient.
     """
     return (
-        not x.requires_grad
-        and weight.dtype in few_channels.DTYPES
+        weight.dtype in few_channels.DTYPES
         and slope >= 0
         and len(pool.kernel) == weight.ndim - 2
         and all(map(_fits, pool.kernel, pool.stride, pool.padding))
         and pool.stride[-1] == 2
-        and _has_outputs(x, weight, padding, pool)
+        and pool.padding[-1] == pool.kernel[-1] - 2
+        and (pool.count_include_pad or not any(_leads(pool)))
+        and _has_outputs(shape, weight, padding, pool)
         and _has_room(weight, FORWARD[pool.mode])
     )
 
 
-def pays(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> bool:
+def pays(shape: Sequence[int], weight: Tensor, padding: tuple[int, ...]) -> bool:
     """Whether the convolution's output is so large that it is better never written."""
-    sizes = _conv_sizes(x, weight, padding)
-    return x.shape[0] * weight.shape[0] * math.prod(sizes) >= MIN_NUMEL
+    sizes = _conv_sizes(shape, weight, padding)
+    return shape[0] * weight.shape[0] * math.prod(sizes) >= MIN_NUMEL
 
 
-def _conv_sizes(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> list[int]:
-    dims = zip(x.shape[2:], weight.shape[2:], padding, strict=True)
+def _conv_sizes(shape: Sequence[int], weight: Tensor, padding: tuple[int, ...]) -> list[int]:
+    dims = zip(shape[2:], weight.shape[2:], padding, strict=True)
     return [n + 2 * p - k + 1 for n, k, p in dims]
 
 
-def _has_outputs(x: Tensor, weight: Tensor, padding: tuple[int, ...], pool: Pool) -> bool:
+def _has_outputs(
+    shape: Sequence[int], weight: Tensor, padding: tuple[int, ...], pool: Pool
+) -> bool:
     """Whether there are outputs, in not too many planes, which 32-bit offsets can address."""
-    sizes = _conv_sizes(x, weight, padding)
-    if x.shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
+    sizes = _conv_sizes(shape, weight, padding)
+    if shape[0] * math.prod(sizes[:-2]) > MOST_PLANES:
         return False
     height, width = (n + k for n, k in zip(sizes[-2:], weight.shape[-2:], strict=True))
-    channels = 2 * max(x.shape[1], weight.shape[0], WORD)
+    channels = 2 * max(shape[1], weight.shape[0], WORD)
     is_small = (width + 8) * height * channels < MAX_PLANE
-    padded = [n + 2 * p for n, p in zip(sizes, pool.padding, strict=True)]
-    return min(x.shape[0], *sizes) > 0 and is_small and all(map(ge, padded, pool.kernel))
+    return min(sizes) > 0 and is_small and min(pool.output_shape((shape[0], 1, *sizes))) > 0
 
 
 def _fits(kernel: int, stride: int, padding: int) -> bool:
     """Whether each window holds its stride, and at most the last of the stride before."""
-    return stride in (1, 2) and kernel in (stride, stride + 1) and padding == kernel - stride
+    is_known = stride in (1, 2) and kernel in (stride, stride + 1)
+    return is_known and padding in (0, kernel - stride)
+
+
+def _leads(pool: Pool) -> list[int]:
+    """How many of the convolution's outputs come before those that the pool's first output owns."""
+    dims = zip(pool.kernel, pool.stride, pool.padding, strict=True)
+    return [kernel - stride - padding for kernel, stride, padding in dims]
 
 
 def _has_room(weight: Tensor, tuning: Tuning) -> bool:
@@ -131,16 +146,19 @@ def conv_and_pool(
     padding: tuple[int, ...],
     slope: float,
     pool: Pool,
+    halo: Halo | None = None,
+    rows: RowsBeside = (0, 0),
 ) -> Tensor:
     """The pool of the convolution of ``x`` after its activation, channels last.
 
-    ``x`` may have another dtype than ``weight`` and gets no gradient. Convolution and pool are in
-    float32 and rounded once. Differentiable once; deterministic.
+    ``x`` may have another dtype than ``weight`` and gets no gradient, nor does the ``halo`` around
+    it. Convolution and pool are in float32 and rounded once. One sample's pool has ``rows`` of
+    memory beside it. Differentiable once; deterministic.
     """
     keeps = torch.is_grad_enabled() and (
         weight.requires_grad or (bias is not None and bias.requires_grad)
     )
-    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, keeps)  # type: ignore[no-untyped-call]
+    out: Tensor = _ConvPool.apply(x, weight, bias, padding, slope, pool, halo, rows, keeps)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -154,11 +172,13 @@ class _ConvPool(Function):
         padding: tuple[int, ...],
         slope: float,
         pool: Pool,
+        halo: Halo | None,
+        rows: RowsBeside,
         keeps: bool,
     ) -> Tensor:
-        packed = packed_copy(x, weight, padding)
+        packed = packed_copy(x, weight, padding, halo)
         sizes = _Sizes.of(packed.geometry, weight, slope, pool)
-        out, kept = _forward(packed, weight, bias, sizes, keeps=keeps)
+        out, kept = _forward(packed, weight, bias, sizes, rows, keeps=keeps)
         if keeps:
             ctx.save_for_backward(weight, packed.memory, kept)
             ctx.sizes, ctx.geometry = sizes, packed.geometry
@@ -171,7 +191,7 @@ class _ConvPool(Function):
         packed = Packed(memory, ctx.geometry)
         want_bias = ctx.needs_input_grad[2]
         grads = _backward(packed, grad, kept, weight, ctx.sizes, want_bias=want_bias)
-        return None, *grads, None, None, None, None
+        return None, *grads, None, None, None, None, None, None
 
 
 class _Sizes(NamedTuple):
@@ -191,14 +211,15 @@ class _Sizes(NamedTuple):
         flat = (1,) * (3 - len(pool.kernel))
         kernel, stride = flat + pool.kernel, flat + pool.stride
         extents = geometry.extents
-        d, h, w = (
-            1 + (n + 2 * (k - s) - k) // s for n, k, s in zip(extents, kernel, stride, strict=True)
-        )
+        sizes = extents[len(flat) :]
+        d, h, w = flat + pool.output_shape((1, 1, *sizes))[2:]
+        before = (0,) * len(flat) + tuple(_leads(pool))
         shape = Shape.of(weight.shape, 16)
         tiles = shape.layout[0]
         constants = {
             "MAXIMUM": pool.mode == "max", "KERNEL": kernel, "STRIDE": stride,
-            "COUNTS": pool.count_include_pad, "SLOPE": slope, "PRECISION": "tf32",
+            "COUNTS": pool.count_include_pad, "BEFORE": before[:2], "SLOPE": slope,
+            "PRECISION": "tf32",
         }  # fmt: skip
         words = tiles * (shape.block_f // WORD)
         return cls(geometry.samples, extents, (d, h, w), tiles, words, constants)
@@ -216,22 +237,23 @@ class _Sizes(NamedTuple):
 
 
 def _forward(
-    packed: Packed, weight: Tensor, bias: Tensor | None, sizes: _Sizes, *, keeps: bool
+    packed: Packed,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: _Sizes,
+    beside: RowsBeside,
+    *,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor | None]:
     from hyperslab.kernels.gpu.conv_pool import conv_pool_kernel
 
     tuning = FORWARD["max" if sizes.constants["MAXIMUM"] else "avg"]
     shape = Shape.of(weight.shape, 16)
-    out = packed.empty(shape.filters, sizes.outputs)
+    out = packed.empty(shape.filters, sizes.outputs, beside)
     kept = sizes.empty_kept(shape.filters, weight.device) if keeps else None
-    depth, height, width = sizes.outputs
+    depth = sizes.outputs[0]
     kernel, stride = sizes.constants["KERNEL"], sizes.constants["STRIDE"]
-    rows = min(tuning.rows, height)
-    columns = -(-width // (shape.group // 2)) * -(-height // rows)
-    across = -(-columns // (tuning.groups - (kernel[2] - stride[2])))
-    planes = min(tuning.planes, depth)
-    while planes > 1 and across * sizes.tiles * sizes.samples * -(-depth // planes) < PROGRAMS:
-        planes = -(-planes // 2)
+    rows, planes, across = _forward_cut(shape, sizes.samples, sizes.outputs, kernel, stride, tuning)
     grid = (across, sizes.samples * -(-depth // planes), sizes.tiles)
     at_once = min(tuning.at_once, stride[0])
     block = rows * tuning.groups * shape.group // 2 * shape.block_f
@@ -245,6 +267,33 @@ def _forward(
     return out, kept
 
 
+@lru_cache(maxsize=1024)
+def _forward_cut(
+    shape: Shape, samples: int, outputs: Triple, kernel: Triple, stride: Triple, tuning: Tuning
+) -> tuple[int, int, int]:
+    """Rows and planes that a program pools, and how many programs there are across a plane.
+
+    The fewer it pools, the more it convolves besides: what windows share with those before. The
+    more, the less do programs fill the device to the last.
+    """
+    depth, height, width = outputs
+    tiles, pairs = shape.layout[0], shape.group // 2
+    lead = tuple(k - s for k, s in zip(kernel, stride, strict=True))
+    warm_up = -(-(shape.kernel[1] - 1 + lead[1]) // stride[1])
+    best: tuple[float, int, int, int] | None = None
+    for fewer in range(MOST_HALVED):
+        rows = min(max(1, tuning.rows >> fewer), height)
+        columns = -(-width // pairs) * -(-height // rows)
+        across = -(-columns // (tuning.groups - lead[2]))
+        for planes in range(1, min(tuning.planes, depth) + 1):
+            programs = across * tiles * samples * -(-depth // planes)
+            work = (planes * stride[0] + lead[0]) * (rows + warm_up)
+            found = (turns(programs, PROGRAMS) * work, -rows, -planes, across)
+            best = found if best is None else min(best, found)
+    assert best is not None
+    return -best[1], -best[2], best[3]
+
+
 def _carried(
     numel: int, sizes: _Sizes, at_once: int, device: torch.device
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -255,6 +304,18 @@ def _carried(
     if not sizes.constants["MAXIMUM"]:
         return sums, None
     return sums, torch.empty(numel, dtype=torch.uint8, device=device)
+
+
+def _backward_cut(
+    shape: Shape, samples: int, extents: Triple, outputs: Triple, most: int
+) -> tuple[int, int]:
+    """Rows of the pool in a share of the work, and how many programs take shares."""
+    pairs = BACKWARD.groups * shape.group // 2
+    across = samples * extents[0] * -(-outputs[2] // pairs)
+    sizes = [min(max(1, BACKWARD.rows >> fewer), outputs[1]) for fewer in range(MOST_HALVED)]
+    return few_channels.cut_shares(
+        [(rows, across * -(-outputs[1] // rows)) for rows in sizes], shape.kernel[1] - 1, most
+    )
 
 
 def _backward(
@@ -270,13 +331,14 @@ def _backward(
 
     shape = Shape.of(weight.shape, 64 if weight.shape[-2] < 5 else 32)
     grad = grad.to(weight.dtype).contiguous(memory_format=channels_last(grad.ndim))
-    programs = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
     tiles = sizes.tiles
+    most = few_channels.num_programs(weight.device, BACKWARD.programs_per_sm)
+    rows, programs = _backward_cut(shape, sizes.samples, sizes.extents, sizes.outputs, most)
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = torch.empty((tiles, programs, shape.block_f), device=weight.device)
     conv_pool_grad_kernel[(programs, tiles * shape.layout[2])](
         packed.memory, grad, kept, sums, bias_sums, *packed.geometry.strides,
-        sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, BACKWARD.rows,
+        sizes.samples, *sizes.extents, *sizes.outputs, shape.filters, tiles, rows,
         **shape.constants, **sizes.constants, BLOCK_Q=BACKWARD.groups, HAS_BIAS=want_bias,
         **BACKWARD.options(shape),
     )  # fmt: skip

@@ -79,23 +79,26 @@ class AssemblyPlan(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def plan_assembly(
-    assembly: Assembly, strides: Strides, start: int, last: bool, fill: float,
+    assembly: Assembly, strides: Strides, start: int, last: bool, fill: float | None,
     dtype: torch.dtype, device: torch.device,
 ) -> AssemblyPlan:  # fmt: skip
     """How tensors, with channels last or contiguous, are made of an own one with ``strides``.
 
-    It begins ``start`` bytes behind a multiple of 8.
+    It begins ``start`` bytes behind a multiple of 8. What is ``fill`` elsewhere is left as it is
+    where that is None.
     """
     size = dtype.itemsize
     room = plan_room(assembly.shapes, size, last=last)
     received = plan_room(assembly.received, size)
     large = tuple(p for p in assembly.pieces if p.source == OWN and _numel(p.of) >= LARGE)
     own = Part((), strides, 0)
-    tasks = [*_piece_tasks(assembly, room, received, own), *_fill_tasks(assembly, room)]
+    tasks = list(_piece_tasks(assembly, room, received, own))
+    if fill is not None:
+        tasks += _fill_tasks(assembly, room)
     if not tasks:
         return AssemblyPlan(room, received, None, large)
     items = items_in_unit(tasks, start // size, size)
-    bits = _bits(fill, dtype, items) if assembly.outside else 0
+    bits = 0 if fill is None or not assembly.outside else _bits(fill, dtype, items)
     move = Moves([task.in_units(items) for task in tasks], items * size, device, bits)
     return AssemblyPlan(room, received, move, large)
 

@@ -33,6 +33,10 @@ _DTYPES = frozenset(
 )  # fmt: skip
 
 
+MANY = 16
+"""Pieces of one box: so many are summed before they are added, not one after the other."""
+
+
 def has_kernel(x: Tensor) -> bool:
     """Whether one kernel moves all boxes of ``x``."""
     # Other types of tensors are a compiler's, and have no values.
@@ -84,6 +88,48 @@ def _assemble(
     return found
 
 
+def place_(target: Tensor, received: Sequence[Tensor], assembly: Assembly) -> None:
+    """Writes ``received`` into ``target``, the only one and channels last: nothing but that."""
+    if assembly.is_full and has_kernel(target):
+        start = target.data_ptr() % 8
+        plan = plan_assembly(
+            assembly, target.stride(), start, True, None, target.dtype, target.device
+        )
+        assert plan.move is not None
+        plan.move(target, target, _in_one(received, plan.received, target))
+        return
+    for source, of, _, to in assembly.pieces:
+        target[to] = received[source][of]
+
+
+def cast(pieces: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """``pieces`` in ``dtype``, one after the other in one buffer; themselves if they have it."""
+    if not pieces or pieces[0].dtype == dtype:
+        return list(pieces)
+    copies = room_for([piece.shape for piece in pieces], dtype, pieces[0].device)
+    foreach_copy_(copies, list(pieces))
+    return copies
+
+
+def complete_(window: Tensor, x: Tensor, received: Sequence[Tensor], assembly: Assembly) -> None:
+    """Writes what ``assemble`` would copy into ``window``, the only target, but for ``x``.
+
+    That is there: it has so many elements that ``assemble`` would copy it by itself.
+    """
+    if assembly.is_full and has_kernel(x):
+        start = window.data_ptr() % 8
+        plan = plan_assembly(assembly, x.stride(), start, True, 0.0, x.dtype, x.device)
+        if plan.move is not None:
+            buffer = _in_one(received, plan.received, x) if received else x
+            plan.move(_real(window), _real(x), _real(buffer))
+        return
+    for _, where in assembly.outside:
+        window[where] = 0
+    for source, of, _, to in assembly.pieces:
+        if source != OWN:
+            window[to] = received[source][of]
+
+
 def _real(x: Tensor) -> Tensor:
     return torch.view_as_real(x) if x.is_complex() else x
 
@@ -91,12 +137,21 @@ def _real(x: Tensor) -> Tensor:
 def add_(out: Tensor, pieces: Sequence[Tensor], boxes: Assembly) -> None:
     """The adjoint of ``pack``: adds ``pieces`` to ``boxes`` of ``out``, one after the other."""
     if boxes.is_full and out.is_floating_point() and has_kernel(out):
+        if len(pieces) >= MANY and all(box.of == boxes.pieces[0].of for box in boxes.pieces):
+            out[boxes.pieces[0].of].add_(_sum(pieces, plan_room(boxes.shapes, out.itemsize), out))
+            return
         move = plan_add(boxes, out.stride(), out.itemsize, out.device)
         if move is not None:
             move(out, out, _in_one(pieces, plan_room(boxes.shapes, out.itemsize), out))
             return
     for box, piece in zip(boxes.pieces, pieces, strict=True):
         out[box.of].add_(piece)
+
+
+def _sum(pieces: Sequence[Tensor], room: Room, like: Tensor) -> Tensor:
+    """The sum of ``pieces``, all of one shape."""
+    first, step = _in_one(pieces, room, like), room.parts[1].start
+    return first.as_strided((len(pieces), *first.shape), (step, *first.stride())).sum(0)
 
 
 def received_grads(grads: Sequence[Tensor], assembly: Assembly) -> list[Tensor]:

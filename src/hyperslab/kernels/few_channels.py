@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from hyperslab.kernels.few_channels_operands import (
     lay_out,
     pack,
 )
-from hyperslab.kernels.fused import Launch, power_of_two
+from hyperslab.kernels.fused import Launch, power_of_two, turns
 from hyperslab.kernels.memory_format import channels_last
 
 MAX_CHANNELS = 32
@@ -171,7 +172,7 @@ def _conv_launch(
 
     _, height, width = geometry.extents
     across = -(-width // (shape.group * tuning.groups)) * shape.layout[0]
-    rows = _rows(geometry, across, tuning, device)
+    rows = _rows(geometry, across, tuning, shape.kernel[1], device)
     return Launch(
         conv_kernel,
         (geometry.num_planes, -(-height // rows), across),
@@ -200,13 +201,15 @@ def weight_grads(
     last = channels_last(grad.ndim)
     grad = grad.to(weight.dtype).contiguous(memory_format=last)
     out = grad if out is None else out.contiguous(memory_format=last)
-    programs = num_programs(weight.device)
+    rows, programs = _grad_cut(packed.geometry, shape, tuning, weight.device)
     tiles, columns = shape.layout[0], shape.layout[-1]
     sums = torch.empty((tiles, programs, *shape.layout[1:]), device=weight.device)
     bias_sums = sums
     if want_bias:
         bias_sums = torch.empty((tiles, programs, columns), device=weight.device)
-    launch = _grad_launch(packed.geometry, shape, tuning, slope, want_bias, weight.device)
+    launch = _grad_launch(
+        packed.geometry, shape, tuning, slope, want_bias, rows, programs, weight.device
+    )
     launch(packed.memory, grad, out, sums, bias_sums)
     bias_grad = None
     if want_bias:
@@ -222,15 +225,15 @@ def _grad_launch(
     tuning: Tuning,
     slope: float,
     want_bias: bool,
+    rows: int,
+    programs: int,
     device: torch.device,
 ) -> Launch:
     from hyperslab.kernels.gpu.few_channels import weight_grad_kernel
 
-    across = -(-geometry.extents[2] // (shape.group * tuning.groups))
-    rows = _rows(geometry, across, tuning, device)
     return Launch(
         weight_grad_kernel,
-        (num_programs(device), shape.layout[0] * shape.layout[2]),
+        (programs, shape.layout[0] * shape.layout[2]),
         device,
         (*geometry.numbers, geometry.num_planes, *geometry.extents, shape.filters, rows),
         {
@@ -241,13 +244,57 @@ def _grad_launch(
     )  # fmt: skip
 
 
-def _rows(geometry: Geometry, across: int, tuning: Tuning, device: torch.device) -> int:
-    """How many rows a program goes down."""
-    rows, height = tuning.rows, geometry.extents[1]
-    wanted = num_programs(device)
-    while rows > MIN_ROWS and geometry.num_planes * across * -(-height // rows) < wanted:
-        rows //= 2
-    return rows
+def _rows(
+    geometry: Geometry, across: int, tuning: Tuning, kernel: int, device: torch.device
+) -> int:
+    """How many rows a program goes down.
+
+    It reads ``kernel - 1`` more. Programs take turns: the more there are, the less do the last ones
+    leave the device idle.
+    """
+    at_once, height = num_programs(device), geometry.extents[1]
+
+    def cost(rows: int) -> float:
+        programs = geometry.num_planes * across * -(-height // rows)
+        return turns(programs, at_once) * (rows + kernel - 1)
+
+    return min(_halved(tuning.rows), key=cost)
+
+
+def _halved(rows: int) -> list[int]:
+    """``rows`` and halves of it, down to the least that a program goes down."""
+    found = [rows]
+    while found[-1] > MIN_ROWS:
+        found.append(found[-1] // 2)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _grad_cut(
+    geometry: Geometry, shape: Shape, tuning: Tuning, device: torch.device
+) -> tuple[int, int]:
+    """Rows in a share of the work, and how many programs take shares for each block of weights."""
+    _, height, width = geometry.extents
+    across = geometry.num_planes * -(-width // (shape.group * tuning.groups))
+    blocks = shape.layout[0] * shape.layout[2]
+    most = max(1, min(blocks, 2) * num_programs(device) // blocks)
+    shares = [(rows, across * -(-height // rows)) for rows in _halved(tuning.rows)]
+    return cut_shares(shares, shape.kernel[1] - 1, most)
+
+
+def cut_shares(shares: Sequence[tuple[int, int]], more: int, most: int) -> tuple[int, int]:
+    """The best of some rows in a share, each with the number of shares, and how many programs.
+
+    There are ``most`` programs, or fewer where these are as fast: what each has summed is written,
+    and summed again. A share costs its rows and ``more``.
+    """
+
+    def cost(share: tuple[int, int]) -> int:
+        rows, num = share
+        return -(-num // most) * (rows + more)
+
+    rows, num = min(shares, key=cost)
+    return rows, -(-num // -(-num // most))
 
 
 @lru_cache

@@ -11,8 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyperslab.kernels import faces
 from hyperslab.kernels.fused import Launch, power_of_two
 from hyperslab.kernels.memory_format import empty_channels_last
+from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.layout import Assembly, Piece
 
 
 @dataclass(frozen=True)
@@ -186,10 +189,16 @@ class Packed(NamedTuple):
     memory: Tensor
     geometry: Geometry
 
-    def empty(self, channels: int, extents: Triple) -> Tensor:
-        """An uninitialised tensor, channels last, with as many dims as the inputs."""
-        sizes = extents[5 - self.geometry.ndim :]
-        return empty_channels_last((self.geometry.samples, channels, *sizes), self.memory)
+    def empty(self, channels: int, extents: Triple, rows: RowsBeside = (0, 0)) -> Tensor:
+        """An uninitialised tensor, channels last, with as many dims as the inputs.
+
+        One sample has ``rows`` of memory beside it.
+        """
+        samples, memory = self.geometry.samples, self.memory
+        shape = (samples, channels, *extents[5 - self.geometry.ndim :])
+        if any(rows) and samples == 1:
+            return empty_with_rows(shape, rows, memory.dtype, memory.device)
+        return empty_channels_last(shape, memory)
 
 
 def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
@@ -201,12 +210,58 @@ def pack(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
     return packed_copy(x, weight, padding)
 
 
-def packed_copy(x: Tensor, weight: Tensor, padding: tuple[int, ...]) -> Packed:
-    """``x`` in the dtype of ``weight``, with zeros around it and room behind."""
-    geometry, numel, launch = _copied(x.shape, x.stride(), weight.shape, padding, x.device)
+class Halo(NamedTuple):
+    """What lies around a tensor in a window: boxes, and zeros elsewhere."""
+
+    lengths: tuple[tuple[int, int], ...]
+    """Of the window before and after the tensor, along each spatial dim."""
+    places: tuple[tuple[slice, ...], ...]
+    """Where boxes lie in the window."""
+    boxes: Sequence[Tensor]
+
+
+def packed_copy(
+    x: Tensor, weight: Tensor, padding: tuple[int, ...], halo: Halo | None = None
+) -> Packed:
+    """``x``, and what is around it, in the dtype of ``weight``, padded and with room behind."""
+    ends = tuple([(pad, pad) for pad in padding])
+    if halo is not None:
+        ends = tuple(
+            [(a + pad, b + pad) for (a, b), (pad, _) in zip(halo.lengths, ends, strict=True)]
+        )
+    geometry, numel, launch = _copied(x.shape, x.stride(), weight.shape, ends, x.device)
     memory = torch.empty(numel, dtype=weight.dtype, device=x.device)
     launch(x, memory)
+    if halo is not None:
+        _add_boxes(memory, geometry, halo, padding)
     return Packed(memory, geometry)
+
+
+def _add_boxes(memory: Tensor, geometry: Geometry, halo: Halo, padding: tuple[int, ...]) -> None:
+    """Writes the boxes of ``halo`` into what ``packed_copy`` has packed."""
+    first, *steps = geometry.strides
+    slots = steps[1] // geometry.sizes[2]
+    sizes, num_dims = geometry.sizes[5 - geometry.ndim :], geometry.ndim - 2
+    strides = (first, 1, *(*steps, slots)[3 - num_dims :])
+    rows = memory.as_strided((geometry.samples, slots, *sizes), strides)
+    pieces = [
+        Piece(number, _whole(box.shape), 0, _padded(place, box.shape[1], padding))
+        for number, (place, box) in enumerate(zip(halo.places, halo.boxes, strict=True))
+    ]
+    if pieces:
+        received = tuple([tuple(box.shape) for box in halo.boxes])
+        boxes = Assembly((tuple(rows.shape),), tuple(pieces), received)
+        faces.place_(rows, halo.boxes, boxes)
+
+
+def _whole(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple([slice(0, size) for size in shape])
+
+
+def _padded(place: tuple[slice, ...], channels: int, padding: tuple[int, ...]) -> tuple[slice, ...]:
+    samples, _, *others = place
+    at = [slice(s.start + pad, s.stop + pad) for s, pad in zip(others, padding, strict=True)]
+    return (samples, slice(0, channels), *at)
 
 
 @lru_cache(maxsize=1024)
@@ -239,16 +294,20 @@ def _copied(
     shape: torch.Size,
     strides: tuple[int, ...],
     weights: torch.Size,
-    padding: tuple[int, ...],
+    ends: tuple[tuple[int, int], ...],
     device: torch.device,
 ) -> tuple[Geometry, int, Launch]:
-    """Where the copy of an ``x`` lies, how many numbers its memory has, and what writes them."""
+    """Where the copy of an ``x`` lies, how many numbers its memory has, and what writes them.
+
+    ``ends`` are the zeros before and after it along each spatial dim.
+    """
     from hyperslab.kernels.gpu.few_channels import pack_kernel
 
     conv = Shape.of(weights, 0)
     samples, channels, *others = shape
-    extents, pads = in_three_dims(others, 1), in_three_dims(padding, 0)
-    depth, height, width = (n + 2 * pad for n, pad in zip(extents, pads, strict=True))
+    extents, pads = in_three_dims(others, 1), in_three_dims([start for start, _ in ends], 0)
+    after = in_three_dims([end for _, end in ends], 0)
+    depth, height, width = (sum(sizes) for sizes in zip(extents, pads, after, strict=True))
     d, h, w = (n - k + 1 for n, k in zip((depth, height, width), conv.kernel, strict=True))
     aligned = -(-width // 8) * 8
     row = aligned * conv.slots

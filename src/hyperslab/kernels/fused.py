@@ -15,7 +15,7 @@ WANTED = os.environ.get("HYPERSLAB_FUSED") != "0"
 """Unless the user does without them, as those must who differentiate gradients."""
 FASTER_ON = {(9, 0)}
 """The compute capabilities of GPUs on which they were measured to be right and faster."""
-MIN_NUMEL = 1 << 23
+MIN_NUMEL = 1 << 21
 """Smaller tensors gain less than a launch costs the host."""
 
 
@@ -27,6 +27,14 @@ def pays(x: Tensor) -> bool:
         and type(x) is Tensor  # and not one without memory, in a graph
         and is_measured(x.device)
     )
+
+
+def defers_pieces(x: Tensor) -> bool:
+    """Whether convolutions of split tensors with pieces like ``x`` wait for a pool after them.
+
+    Ranks must agree on that: the size of a piece does not matter.
+    """
+    return x.is_cuda and type(x) is Tensor and is_measured(x.device)
 
 
 def is_measured(device: torch.device) -> bool:
@@ -89,6 +97,16 @@ class Launch:
         found = self.kernel[self.grid](*tensors, *self.numbers, **self.named)
         if found is not None:  # as it is in the interpreter
             self.compiled[key] = found[self.grid]
+
+
+LAST_TURN = 0.35
+"""What the last programs take, however few they are, where a full turn takes 1."""
+
+
+def turns(programs: int, at_once: int) -> float:
+    """How long ``programs`` take of which a device runs so many ``at_once``."""
+    full, rest = divmod(programs, at_once)
+    return full + (LAST_TURN + (1 - LAST_TURN) * rest / at_once if rest else 0)
 
 
 def power_of_two(number: int) -> int:

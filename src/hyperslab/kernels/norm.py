@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.kernels import tiles
+from hyperslab.kernels import fused, tiles
+from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
 from hyperslab.kernels.tiles import (
     Each,
     Tile,
@@ -80,13 +82,50 @@ def merged_moments(shares: Tensor, means: Tensor, variances: Tensor) -> tuple[Te
     return mean, (shares * torch.addcmul(variances, apart, apart)).sum(0)
 
 
+def merged_statistics(stacked: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and ``1 / sqrt(variance + eps)`` of each channel of a whole.
+
+    ``stacked[i]`` has part ``i``'s share of all elements, its means and its variances.
+    """
+    is_plain = type(stacked) is Tensor and stacked.is_cuda and stacked.dtype == torch.float32
+    if is_plain and fused.is_measured(stacked.device):
+        return merge_by_kernel(stacked, eps)
+    mean, var = merged_moments(*stacked.unbind(1))
+    return mean, var, torch.rsqrt(var + eps)
+
+
+def merge_by_kernel(stacked: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``merged_statistics`` in one kernel: these tensors are small."""
+    found = [stacked.new_empty(stacked.shape[2]) for _ in range(3)]
+    _merge_launch(stacked.shape, eps, stacked.device)(stacked.contiguous(), *found)
+    return found[0], found[1], found[2]
+
+
+@lru_cache(maxsize=1024)
+def _merge_launch(shape: torch.Size, eps: float, device: torch.device) -> fused.Launch:
+    from hyperslab.kernels.gpu.moments import merge_moments_kernel
+
+    num_parts, _, num_channels = shape
+    grid, constants = (-(-num_channels // 128),), {"eps": eps, "BLOCK": 128}
+    return fused.Launch(merge_moments_kernel, grid, device, (num_parts, num_channels), constants)
+
+
 def normalize(
-    x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    rows: RowsBeside = (0, 0),
 ) -> Tensor:
-    """``(x - mean) * scale * weight + bias``, in the dtype and memory format of ``x``."""
+    """``(x - mean) * scale * weight + bias``, in the dtype and memory format of ``x``.
+
+    One sample, channels last, may have ``rows`` of memory beside it.
+    """
     weight, bias = _like(weight, mean), _like(bias, mean)
     if _is_native(x):
-        out = torch.empty_like(x)
+        has_rows = any(rows) and x.shape[0] == 1 and x.ndim in (4, 5)
+        out = empty_with_rows(x.shape, rows, x.dtype, x.device) if has_rows else torch.empty_like(x)
         for part, made in zip(_parts(x), _parts(out), strict=True):
             torch.batch_norm_elemt(part, weight, bias, mean, scale, 0.0, out=made)
         return out
@@ -120,19 +159,26 @@ def gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> tuple
 
 
 def input_gradient(
-    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, means: Tensor
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor | None,
+    sums: Tensor,
+    count: Tensor,
 ) -> Tensor:
     """The gradient of the ``x`` that was normalized.
 
-    ``means`` are the sums of ``gradient_sums`` over all elements of a channel, by their number.
+    ``sums`` are those of ``gradient_sums`` over all elements of a channel, and ``count``, of one
+    element, is their number by what they were divided.
     """
     weight = _like(weight, mean)
     if not _is_native(x):
+        means = sums / count
         slope = means[1] * scale.square()
         scale = scale if weight is None else scale * weight
         return map_chunks(_input_gradient, grad, x, *_per_channel(x, means[0], mean, slope, scale))
-    # The kernel would divide by counts, of 32 bits each.
-    given = mean, scale, weight, *means, torch.ones(1, dtype=torch.int32, device=x.device)
+    given = mean, scale, weight, *sums, count
     pairs = list(zip(_parts(grad), _parts(x), strict=True))
     if len(pairs) == 1:
         home = torch.batch_norm_backward_elemt(*pairs[0], *given)

@@ -15,6 +15,10 @@ from hyperslab.layout.chain import (
     TileBoxes as TileBoxes,
     plan_chain as plan_chain,
 )
+from hyperslab.layout.conv_pool import (
+    ConvPoolPlan as ConvPoolPlan,
+    plan_conv_pool as plan_conv_pool,
+)
 from hyperslab.layout.cuts import Cuts as Cuts, cut_evenly as cut_evenly
 from hyperslab.layout.exchange import (
     Exchange as Exchange,

@@ -92,6 +92,8 @@ class Convolved:
     """A convolution that has not been computed; ``run`` does it and multiplies by a slope.
 
     ``run_pool`` does a pool too, or returns None where it cannot. Both take the operands last.
+    ``run_split_pool`` does a pool that reads what other ranks hold. Then ``run`` sends messages,
+    and must do so on all ranks or on none, whoever still holds the output there.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class Convolved:
         run: Callable[..., Tensor],
         run_pool: Callable[..., Tensor | None],
         operands: Sequence[Tensor],
+        run_split_pool: Callable[[float, Pool, Any], Slab | None] | None = None,
     ) -> None:
         self.run, self.run_pool, self.versions = run, run_pool, _Versions(operands)
+        self.run_split_pool = run_split_pool
         self.made: Tensor | None = None
 
     def like(self, shape: Sequence[int]) -> Tensor:
@@ -131,7 +135,12 @@ class Convolved:
         return self.run(slope, *self.versions.tensors)
 
     def on(self, operands: Sequence[Tensor]) -> Convolved:
-        return Convolved(self.run, self.run_pool, operands)
+        return Convolved(self.run, self.run_pool, operands, self.run_split_pool)
+
+    @property
+    def sends(self) -> bool:
+        """Whether ranks send messages to compute it."""
+        return self.run_split_pool is not None
 
 
 class Pooled:
@@ -205,6 +214,11 @@ class Deferred(Slab):
     """The plain tensor that stands for it, if one does."""
     pool: weakref.ref[Pooled] | None = None
     """What it waited for, if that waits now."""
+    is_taken: bool = False
+    """Whether something else was made of its source, which sends messages.
+
+    It is then computed when somebody uses it, which all ranks do at the same place.
+    """
 
     def __init__(self, layout: Layout, mesh: Mesh, source: Source, slope: float = 1.0) -> None:
         """As a dataclass does it, in a fraction of the time."""
@@ -287,20 +301,27 @@ def defer_activation(x: Slab, slope: float, *, in_place: bool) -> Slab:
     found = x.source if isinstance(x, Deferred) else None
     source = found or Made(x.local, in_place=in_place)
     if not in_place:
+        _take(x)
         return _wait(Deferred(x.layout, x.mesh, source, slope))
     object.__setattr__(x, "__class__", Deferred)  # torch returns the tensor it wrote into
     x.__dict__.update(source=source, slope=slope, grad_mode=torch.is_grad_enabled())
     return x if found else _wait(x)
 
 
+def _take(x: Slab) -> None:
+    if isinstance(x, Deferred) and isinstance(x.source, Convolved) and x.source.sends:
+        x.__dict__["is_taken"] = True
+
+
 def _wait(x: Any) -> Slab:
     x.__dict__.update(grad_mode=torch.is_grad_enabled(), stream=_stream(x.mesh.device))
-    found = weakref.ref(x)
+    sends = isinstance(x.source, Convolved) and x.source.sends
+    found = (lambda held=x: held) if sends else weakref.ref(x)  # all ranks have it, or none
 
     def wait(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         """Materialises the Slab unless ``function`` consumes it; whether it waits still."""
         x = found()
-        if x is None or x.source is None:
+        if x is None or x.source is None or x.is_taken:
             return False
         first: Any = args[0] if args else None
         if type(first) is DeferredTensor:
@@ -466,6 +487,22 @@ def pooled(x: Slab, pool: Pool) -> Tensor | None:
     if not isinstance(x, Deferred) or not isinstance(x.source, Convolved):
         return None
     return x.source.pooled(x.slope, pool)
+
+
+def split_pooled(x: Slab, pool: Pool, windows: Sequence[Any]) -> Slab | None:
+    """The pool, with ``windows``, of a convolution that waited for it, exchanged for at once."""
+    source = x.source if isinstance(x, Deferred) else None
+    if (
+        not isinstance(source, Convolved)
+        or source.run_split_pool is None
+        or source.made is not None
+    ):
+        return None
+    source.versions.check()
+    out = source.run_split_pool(x.slope, pool, windows)
+    if out is not None:
+        _take(x)
+    return out
 
 
 def _is_shared(piece: Tensor) -> bool:

@@ -37,13 +37,16 @@ def conv_pool_kernel(
     CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
     ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
     MAXIMUM: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, COUNTS: tl.constexpr,
-    AT_ONCE: tl.constexpr, HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+    BEFORE: tl.constexpr, AT_ONCE: tl.constexpr, HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Pools ``planes`` planes of ``rows`` rows in BLOCK_Q columns, a column a group of outputs.
 
     Columns are numbered along the width and on through the next ``rows`` rows. Blocks overlap by a
     column where windows do. A program goes down the height for AT_ONCE planes of the convolution,
     then for the next; meanwhile ``sums`` (and ``places``) hold the pools that want more planes.
+    Of the convolution's planes and rows, BEFORE come before those that the first outputs own: they
+    have negative numbers.
     """
     N: tl.constexpr = GROUP * BLOCK_F
     PAIRS: tl.constexpr = GROUP // 2
@@ -88,14 +91,18 @@ def conv_pool_kernel(
         sums += _program() * rows * (BLOCK_P * BLOCK_F)
         if MAXIMUM:
             places += _program() * rows * (BLOCK_P * BLOCK_F)
-    first = od0 * STEP_D // AT_ONCE - (LEAD_D if od0 > 0 else 0)
+    if BEFORE[0]:
+        first = od0 * STEP_D // AT_ONCE - LEAD_D
+    else:
+        first = od0 * STEP_D // AT_ONCE - (LEAD_D if od0 > 0 else 0)
     for step in range(first, od1 * STEP_D // AT_ONCE):
         d = step * AT_ONCE
-        od = d // STEP_D
+        od = (d + STEP_D) // STEP_D - 1  # d may be negative
+        phase = (d + STEP_D) % STEP_D
         is_last = (d + AT_ONCE) % STEP_D == 0
         if (kept is not None) and (not MAXIMUM):
             sign_plane = height * out_width * tl.num_programs(2) * (BLOCK_F // WORD)
-            signs = kept + (sample * depth + d) * sign_plane
+            signs = kept + (sample * depth + d + BEFORE[0]) * sign_plane
         unfinished = ()  # the rows above, as far as they are summed
         for _ in tl.static_range(AT_ONCE * (KERNEL_H - 1)):
             unfinished = unfinished + (tl.zeros((BLOCK_Q, N), tl.float32),)
@@ -106,10 +113,10 @@ def conv_pool_kernel(
             else:
                 pooled = no_parts(PARTS, BLOCK_P, BLOCK_F, MAXIMUM)
             for i in tl.static_range(STEP_H):
-                r = (h0 + s) * STEP_H + (i + KERNEL_H - 1)
+                r = (h0 + s) * STEP_H + (i + KERNEL_H - 1 + BEFORE[1])
                 r = tl.minimum(tl.maximum(r, 0), height + KERNEL_H - 2)
                 inputs = _load_inputs(
-                    packed, window + r[:, None] * x_h, d, depth, x_d,
+                    packed, window + r[:, None] * x_h, d + BEFORE[0], depth, x_d,
                     KERNEL_D, ROW, BLOCK_K, AT_ONCE,
                 )  # fmt: skip
                 ended, unfinished = _convolved(
@@ -124,21 +131,22 @@ def conv_pool_kernel(
                     if not MAXIMUM:
                         y = activated(y, SLOPE)
                     y0, y1 = tl.split(tl.permute(tl.reshape(y, (BLOCK_P, 2, BLOCK_F)), (0, 2, 1)))
-                    there = (row >= 0) & (row < height) & (d + j < depth)
+                    there = (row >= -BEFORE[1]) & (row < height - BEFORE[1])
+                    there = there & (d + j >= -BEFORE[0]) & (d + j < depth - BEFORE[0])
                     if (kept is not None) and (not MAXIMUM):
-                        to = words_at(row * out_width + pair, tile, tl.num_programs(2), BLOCK_F)
-                        wanted = there & mine & (s >= 0) & (d >= od0 * STEP_D)
+                        pairs = (row + BEFORE[1]) * out_width + pair
+                        to = words_at(pairs, tile, tl.num_programs(2), BLOCK_F)
+                        wanted = there & mine & ((s >= 0) | ((row < 0) & (row0 == 0)))
+                        wanted = wanted & ((d >= od0 * STEP_D) | (od0 == 0))
                         tl.store(signs + j * sign_plane + to, packed_signs(y0, y1), mask=wanted)
                     new = new + row_parts(
                         y0, y1, there, there & (2 * pair + 1 < width), LEAD_W, MAXIMUM
                     )
                 pooled = merged(pooled, moved(new, (LEAD_H + i) * KERNEL[2], MAXIMUM), MAXIMUM)
-            total, plane_above = _over_planes(
-                pooled, pair, d % STEP_D, KERNEL, STRIDE, AT_ONCE, MAXIMUM
-            )
+            total, plane_above = _over_planes(pooled, pair, phase, KERNEL, STRIDE, AT_ONCE, MAXIMUM)
             if CARRIES:
                 hold = s * (BLOCK_P * BLOCK_F) + held
-                wants = (step > first) & ((d % STEP_D != 0) | (LEAD_D > 0))
+                wants = (step > first) & ((phase != 0) | (LEAD_D > 0))
                 total = merged(load_part(sums, places, hold, wants, MAXIMUM), total, MAXIMUM)
                 store_part(sums, places, hold, is_last, plane_above, total, MAXIMUM)
             oh = row0 + s
@@ -195,7 +203,7 @@ def _load_inputs(
     packed, window, d, depth, x_d,
     KERNEL_D: tl.constexpr, ROW: tl.constexpr, BLOCK_K: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """A row of inputs of AT_ONCE planes from ``d`` on, in blocks.
+    """A row of inputs of AT_ONCE planes from ``d`` on, numbered from 0, in blocks.
 
     Where a block is one plane of inputs, planes share them: the first is that of plane ``d``.
     """
@@ -205,9 +213,10 @@ def _load_inputs(
     inputs = ()
     for b in tl.static_range(KERNEL_D + AT_ONCE - 1 if SHARED else AT_ONCE * BLOCKS):
         if SHARED:
-            depth_at = tl.minimum(d + b, depth + KERNEL_D - 2)
+            depth_at = tl.minimum(tl.maximum(d + b, 0), depth + KERNEL_D - 2)
         else:
-            depth_at = tl.minimum(d + b // BLOCKS, depth - 1) + b % BLOCKS * IN_BLOCK
+            plane = tl.minimum(tl.maximum(d + b // BLOCKS, 0), depth - 1)
+            depth_at = plane + b % BLOCKS * IN_BLOCK
         source = packed + depth_at.to(tl.int64) * x_d + window
         if KERNEL_D % IN_BLOCK == 0:
             inputs = inputs + (tl.load(source),)

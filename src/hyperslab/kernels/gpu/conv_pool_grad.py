@@ -18,11 +18,12 @@ def conv_pool_grad_kernel(
     CHANNELS: tl.constexpr, KERNEL_D: tl.constexpr, KERNEL_H: tl.constexpr, GROUP: tl.constexpr,
     ROW: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_Q: tl.constexpr,
     MAXIMUM: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, COUNTS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
+    BEFORE: tl.constexpr, HAS_BIAS: tl.constexpr, SLOPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Each program's sums of the gradients of weights and bias over its share of the outputs.
 
-    It has one block of filters and one block of the kernel's planes.
+    It has one block of filters and one block of the kernel's planes. Planes and rows BEFORE those
+    that the first outputs own have negative numbers.
     """
     N: tl.constexpr = GROUP * BLOCK_F
     PAIRS: tl.constexpr = GROUP // 2
@@ -43,31 +44,37 @@ def conv_pool_grad_kernel(
     bias_total = tl.zeros((BLOCK_P, BLOCK_F), tl.float32)
     across = tl.cdiv(out_width, BLOCK_P)
     down = tl.cdiv(out_height, rows)
-    deep = min(out_depth * STEP_D, depth)
+    deep = min(out_depth * STEP_D + BEFORE[0], depth)
     for share in range(tl.program_id(0), samples * deep * down * across, tl.num_programs(0)):
         q = share % across * BLOCK_Q + tl.arange(0, BLOCK_Q)
         pair = (share % across * BLOCK_P + tl.arange(0, BLOCK_P))[:, None]
         oh0 = share // across % down * rows
         oh1 = min(oh0 + rows, out_height)
-        d = share // across // down % deep
+        plane = share // across // down % deep
+        d = plane - BEFORE[0]
         sample = (share // across // down // deep).to(tl.int64)
-        window = packed + sample * x_n + (d + block * IN_BLOCK).to(tl.int64) * x_d
+        window = packed + sample * x_n + (plane + block * IN_BLOCK).to(tl.int64) * x_d
         window = window + q[:, None] * (GROUP * CHANNELS) + (k // ROW * x_d + k % ROW)[None, :]
         above = ()  # the gradients of the rows above
         for _ in tl.static_range(KERNEL_H - 1):
             above = above + (tl.zeros((BLOCK_Q, N), packed.dtype.element_ty),)
-        for t in range(oh0, oh1 + TAIL):
+        if BEFORE[1]:
+            first = oh0 - (1 if oh0 == 0 else 0)
+        else:
+            first = oh0
+        for t in range(first, oh1 + TAIL):
             for i in tl.static_range(STEP_H):
                 row = t * STEP_H + i
-                wanted = (t < oh1) & (row < height) & (f < filters)
+                there_h = (t < oh1) & (row >= -BEFORE[1]) & (row < height - BEFORE[1])
+                wanted = there_h & (f < filters)
                 g0, g1 = _row_grads(
                     grads, kept, sample, d, t, i, pair, f, wanted, depth, height, width,
                     out_depth, out_height, out_width, filters,
                     MAXIMUM, KERNEL, STRIDE, COUNTS, SLOPE,
                 )  # fmt: skip
                 if (kept is not None) and (not MAXIMUM):
-                    pairs = ((sample * depth + d) * height + row) * out_width + pair
-                    inside = (pair < out_width) & (t < oh1) & (row < height)
+                    pairs = ((sample * depth + plane) * height + row + BEFORE[1]) * out_width + pair
+                    inside = (pair < out_width) & there_h
                     at = kept + words_at(pairs, tile, tiles, BLOCK_F)
                     g0, g1 = scaled_by_signs(g0, g1, tl.load(at, mask=inside, other=0), SLOPE)
                 g1 = tl.where(2 * pair + 1 < width, g1, 0.0)
@@ -75,7 +82,8 @@ def conv_pool_grad_kernel(
                     bias_total += g0 + g1
                 grad = tl.reshape(tl.permute(tl.join(g0, g1), (0, 2, 1)), (BLOCK_Q, N))
                 above = above + (grad.to(packed.dtype.element_ty),)
-                source = window + tl.minimum(row, height + KERNEL_H - 2) * x_h
+                r = tl.minimum(tl.maximum(row + BEFORE[1], 0), height + KERNEL_H - 2)
+                source = window + r * x_h
                 inputs = tl.trans(tl.load(source, mask=there, other=0))
                 totals = _added(totals, inputs, above, PRECISION)
                 above = above[1:]
@@ -123,17 +131,18 @@ def _row_grads(
     ROWS: tl.constexpr = 1 + (LEAD_H if i == STRIDE[1] - 1 else 0)
     first = tl.zeros((pair.shape[0], f.shape[1]), tl.float32)
     second = tl.zeros((pair.shape[0], f.shape[1]), tl.float32)
+    phase = (d + STEP_D) % STEP_D  # d may be negative
     for jd in tl.static_range(1 + LEAD_D):
-        od = d // STEP_D + jd
-        in_depth = (od < out_depth) & ((jd == 0) | (d % STEP_D == STEP_D - 1))
-        kd = (1 - jd) * (LEAD_D + d % STEP_D)
+        od = (d + STEP_D) // STEP_D - 1 + jd
+        in_depth = (od >= 0) & (od < out_depth) & ((jd == 0) | (phase == STEP_D - 1))
+        kd = (1 - jd) * (LEAD_D + phase)
         for jh in tl.static_range(ROWS):
             oh = t + jh
             place = (kd * KERNEL[1] + (1 - jh) * (LEAD_H + i)) * KERNEL[2]
             start = ((sample * out_depth + od) * out_height + oh) * out_width * filters
             for jw in tl.static_range(1 + LEAD_W):
                 ow = pair + jw
-                inside = wanted & in_depth & (oh < out_height) & (ow < out_width)
+                inside = wanted & in_depth & (oh >= 0) & (oh < out_height) & (ow < out_width)
                 at = ow * filters + f
                 g = tl.load(grads + start + at, mask=inside, other=0).to(tl.float32)
                 if MAXIMUM:

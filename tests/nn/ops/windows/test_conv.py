@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 import hyperslab as hs
-from hyperslab.dist_ops import halo_conv
+from hyperslab.dist_ops import choices
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
@@ -25,12 +25,12 @@ X5, X4, X3 = (3, 4, 11, 9, 10), (3, 4, 9, 10), (3, 4, 10)
 @contextmanager
 def halo(hidden):
     """Whether the halo exchange is hidden behind the interior, however small the pieces are."""
-    before = halo_conv.MIN_INTERIOR_NUMEL
-    halo_conv.MIN_INTERIOR_NUMEL = 0 if hidden else before
+    before = choices.MIN_INTERIOR_NUMEL
+    choices.MIN_INTERIOR_NUMEL = 0 if hidden else before
     try:
         yield
     finally:
-        halo_conv.MIN_INTERIOR_NUMEL = before
+        choices.MIN_INTERIOR_NUMEL = before
 
 
 class Case(NamedTuple):

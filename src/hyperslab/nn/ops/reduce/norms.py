@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardize
+from hyperslab.dist_ops.window_conv import rows_beside
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
 from hyperslab.nn.align import check_operands, localize
@@ -129,7 +130,8 @@ def _normalized(
     x: Slab, ends: Ends, moments: Moments, eps: float, update: Callable[[Tensor, Tensor], None]
 ) -> Tensor:
     if not torch.compiler.is_compiling():
-        return normalize_channels(x.local, ends, moments, eps, x.mesh, update)
+        rows = rows_beside(x.box, x.mesh)
+        return normalize_channels(x.local, ends, moments, eps, x.mesh, update, rows)
     # Of functions that compilers know how to differentiate.
     local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))
     update(mean, var)

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
-from hyperslab.dist_ops import halo_conv
+from hyperslab.comm.mesh import Mesh
+from hyperslab.dist_ops import choices
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.dist_ops.halo_conv import HaloConv
+from hyperslab.dist_ops.window_conv import copies_piece, window_conv
 from hyperslab.errors import LayoutError
 from hyperslab.kernels.conv import Convolution, Settings
 from hyperslab.kernels.torch_conv import is_avoided
@@ -48,7 +50,7 @@ from hyperslab.nn.slab import Slab
 
 
 @dataclass(frozen=True, slots=True)
-class _ConvPlan:
+class ConvPlan:
     """How one rank convolves."""
 
     end_pads: list[int] | None
@@ -65,7 +67,7 @@ class _ConvPlan:
 @lru_cache(maxsize=4096)
 def plan_conv(
     grid: Grid, rank: int, source: Layout, windows: tuple[Window, ...], num_filters: int
-) -> _ConvPlan:
+) -> ConvPlan:
     ends = [
         w.extra if cut is None else 0 for w, cut in zip(windows, source.splits[2:], strict=True)
     ]
@@ -74,7 +76,7 @@ def plan_conv(
     windows = tuple(replace(w, extra=w.extra - end) for w, end in zip(windows, ends, strict=True))
     planned = plan_windows(grid, rank, source, (None, None, *windows))
     output = planned.output.with_dim(1, num_filters)
-    return _ConvPlan(
+    return ConvPlan(
         [n for end in reversed(ends) for n in (0, end)] if any(ends) else None,
         planned.exchange,
         output.box(grid.coords[rank]),
@@ -138,7 +140,7 @@ def _conv(call: Call) -> Slab:
     plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
     check_extents(function, x, plan.output)
     x, weight, bias = autocast(x, weight, bias)
-    return x.with_local(_run_conv(call, x, weight, bias, plan, settings), plan.output)
+    return x.with_local(run_conv(call, x, weight, bias, plan, settings), plan.output)
 
 
 def _is_one_call(
@@ -149,19 +151,23 @@ def _is_one_call(
     return not is_replaced and settings.fits(x, weight, padding)
 
 
-def _run_conv(
+def run_conv(
     call: Call,
     x: Slab,
     weight: Tensor,
     bias: Tensor | None,
-    plan: _ConvPlan,
+    plan: ConvPlan,
     settings: Settings,
 ) -> Tensor:
+    """The rank's outputs, of operands that are cast."""
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local
     is_whole_call = local.is_complex() or bool(call.op.implementations)
     hides = not plan.exchange.idle and not is_whole_call
-    if plan.halo and hides and plan.halo.min_numel >= halo_conv.MIN_INTERIOR_NUMEL:
+    if plan.halo and hides and _hides_exchange(plan, plan.halo, local, weight, x.mesh):
         return _halo_conv(local, weight, bias, plan.halo, settings, x.mesh)
+    if plan.box and hides:
+        exchange = plan.exchange
+        return window_conv(local, weight, bias, exchange, plan.padding, settings, x.mesh)
     window = fetch(local, plan.exchange, x.mesh)
     if not plan.box:
         return empty_output(plan.box.shape, window, weight, bias)
@@ -170,6 +176,12 @@ def _run_conv(
 
 
 _halo_conv: Callable[..., Tensor] = HaloConv.apply
+
+
+def _hides_exchange(plan: ConvPlan, halo: HaloPlan, x: Tensor, weight: Tensor, mesh: Mesh) -> bool:
+    flops = 2 * plan.box.numel * weight[0].numel()
+    copies = copies_piece(x, plan.exchange, mesh)
+    return choices.hides_exchange(halo, x, flops, mesh, copies=copies)
 
 
 def _make_conv_transpose(num_dims: int) -> None:
@@ -239,7 +251,8 @@ def _split_conv_transpose(
     for dim, (cut, w) in enumerate(zip(split, windows, strict=True), start=2):
         if cut:
             own, written = box.spans[dim], w.writes(planned.exchange.wanted.spans[dim])
-            local = local.narrow(dim, own.start - written.start, own.size)
+            if local.shape[dim] != own.size:  # the gradient of a part is copied, and contiguous
+                local = local.narrow(dim, own.start - written.start, own.size)
     return x.with_local(local, layout)
 
 

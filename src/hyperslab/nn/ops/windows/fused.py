@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
+from hyperslab.dist_ops import choices
+from hyperslab.dist_ops.conv_pool import conv_and_pool
 from hyperslab.dist_ops.halo_pool import PoolPlan, halo_pool, plan_pool
 from hyperslab.kernels import act_pool, conv_pool, fused
 from hyperslab.kernels.act_pool_plan import Pool
@@ -27,6 +30,7 @@ from hyperslab.layout import (
     Window,
     Windowed,
     local_padding,
+    plan_conv_pool,
     plan_halo,
     plan_windows,
 )
@@ -38,10 +42,11 @@ from hyperslab.nn.deferred import (
     defer_conv,
     defer_pool,
     pooled,
+    split_pooled,
     unactivated,
 )
 from hyperslab.nn.op import Call, FusedRule, fuse
-from hyperslab.nn.ops.windows.conv import plan_conv
+from hyperslab.nn.ops.windows.conv import plan_conv, run_conv
 from hyperslab.nn.ops.windows.pool import as_many, avg_pool, max_pool, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import (
     autocast_dtype,
@@ -50,6 +55,7 @@ from hyperslab.nn.ops.windows.spatial import (
     check_weights,
 )
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import has_saved_tensor_hooks
 
 
 def _conv_pays(call: Call) -> bool:
@@ -83,9 +89,9 @@ def _defer_conv(call: Call) -> Slab | None:
     def run_pool(
         slope: float, pool: Pool, piece: Tensor, kernel: Tensor, shift: Tensor | None = None
     ) -> Tensor | None:
-        if not conv_pool.pays(piece, kernel, plan.padding):
+        if piece.requires_grad or not conv_pool.pays(piece.shape, kernel, plan.padding):
             return None
-        if not conv_pool.is_supported(piece, kernel, plan.padding, slope, pool):
+        if not conv_pool.is_supported(piece.shape, kernel, plan.padding, slope, pool):
             return None
         return conv_pool.conv_and_pool(piece, kernel, shift, plan.padding, slope, pool)
 
@@ -96,6 +102,80 @@ def _defer_conv(call: Call) -> Slab | None:
 
 
 fuse(FusedRule("few channels", _conv_pays, _defer_conv), F.conv2d, F.conv3d)
+
+
+def _waits_over_ranks(call: Call) -> bool:
+    x = call.input
+    return (
+        type(x) is Slab
+        and x.ndim == len(call.windows) + 2
+        and any(x.layout.splits[2:])
+        and fused.defers_pieces(x.local)
+    )
+
+
+_COMPUTED_TWICE: set[object] = set()
+"""Convolutions whose output was wanted besides what waited for it: these wait no more."""
+
+
+def _defer_split_conv(call: Call) -> Slab | None:
+    """The output, which waits for a pool: what both read is then fetched at once."""
+    function, (input, weight, bias) = call.op.function, call.operands
+    if type(weight) not in (Tensor, torch.nn.Parameter) or call.op.implementations:
+        return None
+    is_on = torch.is_autocast_enabled(weight.device.type)
+    if not weight.is_floating_point() or not (is_on or input.dtype == weight.dtype):
+        return None
+    x = check_spatial(function, check_operands(function, *call.operands), input.ndim - 2)
+    stride, _, dilation, groups = call.options.values()
+    check_weights(function, x, weight, bias, (weight.shape[1] * groups, weight.shape[0]), groups)
+    windows, settings = cast(tuple[Window, ...], call.windows), Settings(stride, dilation, groups)
+    plan = plan_conv(x.mesh.grid, x.mesh.rank, x.layout, windows, weight.shape[0])
+    check_extents(function, x, plan.output)
+    key = x.layout, windows, tuple(weight.shape), x.mesh.number, has_saved_tensor_hooks()
+    if plan.end_pads or key in _COMPUTED_TWICE:
+        return None
+    dtype = autocast_dtype(weight)
+    kernel, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+    operands = [t for t in (x.local, kernel, shift) if t is not None]
+    if any(t.is_inference() for t in operands):  # nobody could tell whether they were written into
+        return None
+    num_runs = 0
+
+    def run(slope: float, local: Tensor, kernel: Tensor, shift: Tensor | None = None) -> Tensor:
+        nonlocal num_runs
+        num_runs += 1
+        if num_runs > 1 and not has_saved_tensor_hooks():  # a checkpoint does all once more alike
+            _COMPUTED_TWICE.add(key)
+        with _cast_already(kernel):
+            piece = x.with_local(local.to(dtype))
+            out = run_conv(call, piece, kernel, shift, plan, settings)
+        return act_pool.activate(out, slope, in_place=True)
+
+    def run_split_pool(slope: float, pool: Pool, pools: tuple[Window, ...]) -> Slab | None:
+        nonlocal num_runs
+        mesh = x.mesh
+        chain = plan_conv_pool(mesh.grid, mesh.rank, x.layout, windows, pools, weight.shape[0])
+        flops = 2 * math.prod(plan.output.shape) * weight[0].numel()
+        if chain is None or not choices.joins_pool(chain, flops, mesh):
+            return None
+        num_runs += 1
+        with _cast_already(kernel):
+            out = conv_and_pool(x.local, kernel, shift, slope, pool, chain, settings, mesh)
+        return Slab(out, chain.output, mesh)
+
+    source = Convolved(run, lambda slope, pool, *operands: None, operands, run_split_pool)
+    return defer_conv(x, plan.output, source)
+
+
+def _cast_already(weight: Tensor) -> AbstractContextManager[None]:
+    """Within it, convolutions are in the dtype of ``weight``, wherever they are computed."""
+    if autocast_dtype(weight) == weight.dtype:
+        return nullcontext()
+    return torch.autocast(weight.device.type, enabled=False)
+
+
+fuse(FusedRule("pool over ranks", _waits_over_ranks, _defer_split_conv), F.conv2d, F.conv3d)
 
 
 def _pool_pays(call: Call) -> bool:
@@ -110,8 +190,21 @@ def _fuse_average(call: Call) -> Slab | None:
     if call.options["ceil_mode"] or "divisor_override" in call.options:
         return None
     x, counts_padding = call.input, call.options["count_include_pad"]
+    if counts_padding or not any(call.options["padding"]):
+        found = _pool_over_ranks(call, "avg")
+        if found is not None:
+            return found
     plan = _plan_average(x.mesh.grid, x.mesh.rank, x.layout, call.windows, counts_padding)
     return None if plan is None else _run(call, plan, avg_pool)
+
+
+def _pool_over_ranks(call: Call, mode: Literal["avg", "max"]) -> Slab | None:
+    """The pool of a convolution that waited for it, where one exchange serves both."""
+    windows = cast(tuple[Window, ...], call.windows)
+    if any(window.padding > window.kernel // 2 for window in windows):  # torch says what is wrong
+        return None
+    pads = tuple([window.padding for window in windows])
+    return split_pooled(call.input, Pool(mode, *_sizes(windows), pads), windows)
 
 
 class _Plan(NamedTuple):
@@ -146,6 +239,9 @@ def _fuse_maximum(call: Call) -> Slab | None:
     x, options = call.input, call.options
     if options["ceil_mode"] or options.get("return_indices") or max(options["dilation"]) > 1:
         return None
+    found = _pool_over_ranks(call, "max")
+    if found is not None:
+        return found
     plan = _plan_maximum(x.mesh.grid, x.mesh.rank, x.layout, call.windows)
     return _run(call, plan, max_pool)
 
