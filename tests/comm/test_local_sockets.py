@@ -45,6 +45,15 @@ def test_a_message_arrives_whether_it_is_asked_for_before_or_after(pair, dtype):
     assert after.equal(sent)
 
 
+def test_a_single_number_is_sent_whatever_its_stride(pair):
+    mine, theirs = pair
+    sent, got = full(3.0, 4)[1::2][1:], full(0.0, 1)
+    assert sent.stride() == (2,)
+    mine.send(1, 5, sent, SECONDS)
+    theirs.receive(0, 5, got, SECONDS).wait()
+    assert got.equal(sent)
+
+
 def test_messages_of_several_tags_and_sizes_are_told_apart(pair):
     mine, theirs = pair
     sizes = {7: 4, 8: 1, 9: 100, 10: 0}

@@ -333,7 +333,8 @@ class LocalSockets:
 
 def _bytes_of(x: Tensor) -> Any:
     """The memory of a contiguous tensor, which lives as long as this does."""
-    return x.detach().view(-1).view(torch.uint8).numpy().data
+    flat = x.detach().as_strided((x.numel(),), (1,))  # a single number may have any stride
+    return flat.view(torch.uint8).numpy().data
 
 
 def _fill(asked: Receive, text: bytes) -> None:
