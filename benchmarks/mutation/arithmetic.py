@@ -114,7 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         "comm/fetch.py",
-        "home = home.clone() if exchange.sends else home",
+        "home = home.clone() if exchange.sends and not may_write else home",
         "home = home",
         "comm/test_fetch.py",
         "gradients that come home are added to the caller's tensor",

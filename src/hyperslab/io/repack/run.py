@@ -244,7 +244,8 @@ def _collect(futures: list[Future[Done]], counter: Synchronized[int], meter: Met
 
 
 _counter: Any = None
-_is_busy = False
+_job: Job | None = None
+"""What is written now."""
 
 
 def _begin(counter: Synchronized[int]) -> None:
@@ -266,21 +267,24 @@ def _end_with_parent() -> None:
 
 
 def _leave(*_: object) -> None:
-    """Ends this process; a half-written file is removed first."""
-    if _is_busy:
-        raise SystemExit
+    """Ends this process at once; a half-written file is removed first.
+
+    An exception would end up in the HDF5 library, which cannot pass it on.
+    """
+    if _job is not None:
+        for path in partials(_job.target.parent):
+            if path.name.startswith(f".{_job.target.name}."):
+                path.unlink(missing_ok=True)
     os._exit(1)
 
 
 def _run(job: Job) -> Done:
-    global _is_busy
-    _is_busy = True
+    global _job
+    _job = job
     try:
         return repack_file(job, _advance)
-    except SystemExit:  # the pool would take it for the result, and go on
-        os._exit(1)
     finally:
-        _is_busy = False
+        _job = None
 
 
 def _advance(nbytes: int) -> None:
