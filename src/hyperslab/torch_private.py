@@ -85,6 +85,9 @@ backward_pass_id: Callable[[], int] = torch._C._current_graph_task_id
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Public functions ask for one type of device; this is called for every operator."""
 
+is_cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+"""``torch.backends.cudnn.enabled``, which takes five times as long and is read in every norm."""
+
 
 def active_function_modes() -> Iterable[Any]:
     """The ``TorchFunctionMode`` of this thread, outermost first; torch shows only their number."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -23,6 +24,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
+from hyperslab.nn.ops.each.random import drop_small
 from hyperslab.nn.single_rank.served import SERVED, Needs, makes_plain
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
@@ -57,7 +59,7 @@ class SingleRankMode(TorchFunctionMode):
         if waiting.calls:
             materialise(func, args)
         needs = SERVED.get(func)
-        is_users = func in USERS or func in IMPLEMENTED
+        is_users = (USERS or IMPLEMENTED) and (func in USERS or func in IMPLEMENTED)
         if needs is None and not is_users:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
@@ -86,6 +88,14 @@ class SingleRankMode(TorchFunctionMode):
         if self._is_made(x):
             return function(*args, **kwargs)
         return self._by_rule(function, x, args, kwargs)
+
+    def drop(self, x: Tensor, p: float, training: bool, inplace: bool) -> Any:
+        """What ``F.dropout`` makes of a plain tensor that nothing is deferred for."""
+        if training and not inplace and not self.is_paused and not self._is_made(x):
+            out = None if peek_interpreter_stack() is not None else drop_small(x, p)
+            if out is not None:
+                return out
+        return self.__torch_function__(F.dropout, (), (x, p, training, inplace))
 
     def _by_rule(
         self, function: Function, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
