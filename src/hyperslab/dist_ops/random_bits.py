@@ -61,7 +61,8 @@ def kept_bits_reach(least: int, hashes: Tensor) -> Tensor:
 
 def _reach(least: int, hashes: Tensor, seed: int, number: int) -> Tensor:
     # In 32 bits with a sign sums wrap around as the mask does it; all is shifted by half.
-    return torch.rsub(hashes, number - _HALF, alpha=-_factor(seed)) >= least - _HALF
+    shifted = torch.rsub(hashes, number - _HALF, alpha=-_factor(seed))
+    return shifted >= least - _HALF
 
 
 def is_small(layout: Layout) -> bool:

@@ -10,13 +10,16 @@ and nothing else: all other layers run in the mode, as torch runs them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperslab.comm.mesh import with_first_mesh
+from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.layout import per_dim
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
 from hyperslab.nn.single_rank.mode import SingleRankMode
@@ -27,6 +30,7 @@ from hyperslab.nn.single_rank.served import (
     is_large_or_fused,
     may_wait,
 )
+from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
     has_global_module_hooks,
     is_cudnn_enabled,
@@ -99,6 +103,33 @@ def _serve_dropout(mode: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
 
 
 _dropout = F.dropout
+
+
+def _pool(mode: Literal["avg", "max"]) -> Callable[[type[nn.Module]], Known]:
+    def known(cls: type[nn.Module]) -> Known:
+        num_dims, run = int(cls.__name__[-2]), _unless(_large_or_fused)(cls).run
+
+        def serve(single_rank: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
+            """By a fused kernel, as the pool's rule does it, without a Slab."""
+            own = layer.__dict__
+            if own["ceil_mode"] or own.get("return_indices") or own.get("dilation", 1) != 1:
+                return NotImplemented
+            if own.get("divisor_override") is not None or not single_rank.serves(x):
+                return NotImplemented
+            pool = Pool(
+                mode,
+                per_dim(own["kernel_size"], num_dims),
+                per_dim(own["stride"], num_dims),
+                per_dim(own["padding"], num_dims),
+                own.get("count_include_pad", True),
+            )
+            if not fused.pays(x) or not act_pool.is_supported(x, 1.0, pool):
+                return NotImplemented
+            return act_pool.activate_and_pool(x, 1.0, pool)
+
+        return Known(run, serve if num_dims > 1 else None)
+
+    return known
 
 
 def _as_is(cls: type[nn.Module]) -> Known:
@@ -190,7 +221,8 @@ LAYERS: dict[type[nn.Module], Known] = {
     nn.Linear: Known(_run_linear),
     **_each(_classes("ConvTranspose{}d"), _unless(_transposed)),
     **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_large)),
-    **_each(_classes("MaxPool{}d", "AvgPool{}d"), _unless(_large_or_fused)),
+    **_each(_classes("MaxPool{}d"), _pool("max")),
+    **_each(_classes("AvgPool{}d"), _pool("avg")),
     **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
     **_each((nn.ReLU, nn.LeakyReLU), _unless(_activated)),
     nn.Dropout: Known(_unless(_dropped)(nn.Dropout).run, _serve_dropout),
@@ -243,6 +275,6 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
 
 @with_first_mesh
 def patch_layers() -> None:
-    patch_handler(SingleRankMode)
+    patch_handler(SingleRankMode, Slab)
     for cls, known in LAYERS.items():
         patch_call(cls, make_call(cls, known))

@@ -89,10 +89,15 @@ class SingleRankMode(TorchFunctionMode):
             return function(*args, **kwargs)
         return self._by_rule(function, x, args, kwargs)
 
+    def serves(self, x: Tensor) -> bool:
+        """Whether functions of a plain tensor may be computed in other ways than by torch."""
+        is_seen = not self.is_paused and peek_interpreter_stack() is None
+        return is_seen and not self._is_made(x)
+
     def drop(self, x: Tensor, p: float, training: bool, inplace: bool) -> Any:
-        """What ``F.dropout`` makes of a plain tensor that nothing is deferred for."""
-        if training and not inplace and not self.is_paused and not self._is_made(x):
-            out = None if peek_interpreter_stack() is not None else drop_small(x, p)
+        """What ``F.dropout`` makes of a plain tensor where nothing is deferred."""
+        if training and not inplace and self.serves(x):
+            out = drop_small(x, p)
             if out is not None:
                 return out
         return self.__torch_function__(F.dropout, (), (x, p, training, inplace))

@@ -38,7 +38,7 @@ def may_wait(x: Tensor, *, inplace: bool) -> bool:
 
 
 def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return may_wait(x, inplace=bool(kwargs.get("inplace")))
+    return not kwargs.get("inplace") and fused.pays(x)
 
 
 def conv_needs(x: Tensor, weight: Tensor, stride: Any = 1) -> bool:
