@@ -118,8 +118,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/single_rank/layers.py",
-        '    return bool(\n        own["_forward_pre_hooks"]\n        or own["_forward_hooks"]\n',
-        '    return bool(\n        own["_forward_pre_hooks"]\n',
+        '                    and not own["_forward_hooks"]\n',
+        "",
         "nn/test_single_rank.py",
         "hooks of layers are not called on one rank",
     ),

@@ -8,10 +8,10 @@ is for: then it may go. Nothing is patched before a process makes a mesh.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from functools import wraps
-from types import CodeType, MethodType
+from types import CodeType, MethodType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -84,6 +84,9 @@ backward_pass_id: Callable[[], int] = torch._C._current_graph_task_id
 
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Public functions ask for one type of device; this is called for every operator."""
+
+is_cudnn_enabled: Callable[[], bool] = torch._C._get_cudnn_enabled
+"""``torch.backends.cudnn.enabled``, which takes five times as long and is read in every norm."""
 
 
 def active_function_modes() -> Iterable[Any]:
@@ -308,25 +311,31 @@ def patch_call(cls: type[nn.Module], call: Callable[..., Any]) -> None:
     cls._compiled_call_impl = call
 
 
-def patch_handler(cls: type[Any]) -> None:
+def patch_handler(cls: type[Any], argument: type[Any]) -> None:
     """Has functions of ``torch.nn.functional`` ask a mode of ``cls`` in half of torch's time.
 
-    Torch gathers the types of arguments first, which such a mode does not look at.
+    Torch gathers the types of arguments first, which such a mode does not look at. Nor does an
+    ``argument`` of that type, which is asked by itself where all others are tensors of torch.
     """
     space: Any = torch.nn.functional
     handle = space.handle_torch_function
+    known = {argument, torch.Tensor, nn.Parameter, NoneType}
 
     @wraps(handle)
     def ask_or_handle(
-        function: Callable[..., Any], relevant: Iterable[Any], *args: Any, **kwargs: Any
+        function: Callable[..., Any], relevant: Collection[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if num_function_modes() and not is_dynamo_compiling():
+        if is_dynamo_compiling():
+            return handle(function, relevant, *args, **kwargs)
+        if num_function_modes():
             mode = pop_function_mode()
             try:
                 if type(mode) is cls:
                     return mode.__torch_function__(function, (), args, kwargs)
             finally:
                 push_function_mode(mode)
+        elif argument in (types := {*map(type, relevant)}) and types <= known:
+            return argument.__torch_function__(function, (argument,), args, kwargs)
         return handle(function, relevant, *args, **kwargs)
 
     _replace(space, "handle_torch_function", ask_or_handle)

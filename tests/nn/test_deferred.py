@@ -528,3 +528,36 @@ def test_a_deferred_tensor_is_ready_for_whoever_uses_it_on_another_stream():
     x, mesh = torch.randn(8, 16, 64, 64, 32, device="cuda"), hs.init(device="cuda")
     out = hs.parallelize(Side(), mesh)(hs.shard(x, mesh)).local
     torch.testing.assert_close(out, 2 * F.relu(x * 2) + 1)
+
+
+def pools():
+    yield nn.MaxPool2d(3, 2, 1), 4, [("max", 1.0)]
+    yield nn.MaxPool3d((3, 2, 3), (2, 1, 2), (1, 0, 1)), 5, [("max", 1.0)]
+    yield nn.AvgPool2d(3, 2, 1, count_include_pad=False), 4, [("avg", 1.0)]
+    yield nn.AvgPool3d(2), 5, [("avg", 1.0)]
+    yield nn.AvgPool2d(2, divisor_override=3), 4, []
+    yield nn.MaxPool2d(3, 2, 1, ceil_mode=True), 4, []
+    yield nn.MaxPool2d(2, dilation=2), 4, []
+    yield nn.MaxPool2d(5, 2, 2), 4, []
+
+
+@pytest.mark.parametrize(("layer", "ndim", "due"), [*pools()], ids=str)
+def test_pools_of_one_rank_go_to_a_kernel_by_themselves_where_there_is_one(layer, ndim, due):
+    x = seeded(2, 3, *(8, 7, 6)[: ndim - 2])
+    net = hs.parallelize(nn.Sequential(layer), hs.init(device="cpu"))
+    found, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with fusing() as calls:
+        out = net(found * 1)
+    assert calls == due
+    expected = layer(plain * 1)
+    torch.testing.assert_close(out, expected)
+    for each in (out, expected):
+        (each * seeded(*each.shape, seed=1)).sum().backward()
+    torch.testing.assert_close(found.grad, plain.grad)
+
+
+def test_a_pool_within_vmap_is_torchs_own():
+    net = hs.parallelize(nn.Sequential(nn.MaxPool2d(2)), hs.init(device="cpu"))
+    with fusing() as calls:
+        torch.func.vmap(net)(seeded(2, 3, 4, 6, 6))
+    assert not calls

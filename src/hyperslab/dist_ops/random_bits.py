@@ -49,9 +49,19 @@ def random_bits_reach(
     place = layout, mesh.grid, mesh.rank, num_dims, device
     if isinstance(drawn, Tensor) or not is_small(layout) or least == NUM_VALUES:
         return _bits(drawn, *place) >= least
+    return _reach(least, kept_signed_hashes(*place), *drawn)
+
+
+def kept_bits_reach(least: int, hashes: Tensor) -> Tensor:
+    """``random_bits_reach`` of a small tensor's ``kept_signed_hashes``, where it ``draws_now``."""
+    seed, number = draw().tolist()
+    journal.note(torch.randint, (seed,))
+    return _reach(least, hashes, seed, number)
+
+
+def _reach(least: int, hashes: Tensor, seed: int, number: int) -> Tensor:
     # In 32 bits with a sign sums wrap around as the mask does it; all is shifted by half.
-    seed, number = drawn
-    shifted = torch.rsub(_kept_signed_hashes(*place), number - _HALF, alpha=-_factor(seed))
+    shifted = torch.rsub(hashes, number - _HALF, alpha=-_factor(seed))
     return shifted >= least - _HALF
 
 
@@ -153,7 +163,7 @@ _kept_hashes = lru_cache(maxsize=32)(untraced()(_hashes))
 
 @lru_cache(maxsize=32)
 @untraced()
-def _kept_signed_hashes(
+def kept_signed_hashes(
     layout: Layout, grid: Grid, rank: int, num_dims: int, device: torch.device
 ) -> Tensor:
     """The same bits in int32."""

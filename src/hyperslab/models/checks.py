@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from hyperslab.errors import ConfigError
@@ -27,16 +28,21 @@ def check_dropout(dropout: float) -> None:
         raise ConfigError(f"dropout must be from 0 to below 1, got {dropout}")
 
 
-def check_batch(x: Tensor, model: str, in_channels: int, num_dims: int) -> None:
-    """That ``x`` is a batch of samples with ``in_channels`` and ``num_dims`` spatial dims."""
-    if x.ndim != num_dims + 2:
+def check_batch(x: Tensor, model: str, in_channels: int, num_dims: int) -> torch.Size:
+    """That ``x`` is a batch of samples with ``in_channels`` and ``num_dims`` spatial dims.
+
+    Gives the spatial extents. In the pass of a network every look at a tensor takes time.
+    """
+    shape = x.shape
+    if len(shape) != num_dims + 2:
         dims = ", ".join(["N", "C", *LETTERS[-num_dims:]])
-        raise ConfigError(f"{model} takes batches of dims ({dims}), got the shape {shown(x.shape)}")
-    if x.shape[1] != in_channels:
+        raise ConfigError(f"{model} takes batches of dims ({dims}), got the shape {shown(shape)}")
+    if shape[1] != in_channels:
         raise ConfigError(
             f"{model} was made for samples of {in_channels} channels and is given "
-            f"{shown(x.shape[1:])}: set in_channels = {x.shape[1]}"
+            f"{shown(shape[1:])}: set in_channels = {shape[1]}"
         )
+    return shape[2:]
 
 
 def check_extents(x: Tensor, model: str, *, least: int, multiple_of: int = 1) -> None:

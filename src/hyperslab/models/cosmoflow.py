@@ -47,11 +47,11 @@ class CosmoFlow(nn.Module):
         init_glorot(self, bias=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_batch(x, "CosmoFlow", self.in_channels, 3)
-        if any(extent != self.size for extent in x.shape[2:]):
+        extents = check_batch(x, "CosmoFlow", self.in_channels, 3)
+        if any(extent != self.size for extent in extents):
             raise ConfigError(
                 f"CosmoFlow was made for cubes of {shown([self.size] * 3)} and is given "
-                f"{shown(x.shape[2:])}: set its size to that of the samples, or tile them"
+                f"{shown(extents)}: set its size to that of the samples, or tile them"
             )
         out: Tensor = self.head(self.features(x))
         return out

@@ -299,6 +299,10 @@ def getter(name: str) -> Callable[..., Any]:
     return get
 
 
+ONLY_SLABS = {Slab}
+"""What ``{*map(type, args)}`` is where all arguments are Slabs, as those of most passes are."""
+
+
 def is_slab(leaf: object) -> bool:
     """For ``tree_map(..., is_leaf=is_slab)``, which otherwise looks into Slabs."""
     return isinstance(leaf, Slab)

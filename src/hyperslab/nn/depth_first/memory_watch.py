@@ -14,7 +14,7 @@ from hyperslab.comm.collectives import reduce_min
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
 from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory, gib
-from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.slab import ONLY_SLABS, Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
 _log = logging.getLogger("hyperslab")
@@ -47,6 +47,8 @@ class MemoryWatch:
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
         self._largest: dict[object, int] = {}
         """The elements of the largest inputs so far; smaller ones fit where they did."""
+        self._like: object = None
+        """Dtypes and shapes of the last step's inputs: there is nothing to pick for the same."""
 
     def before(self, args: Any, kwargs: Any) -> None:
         """Picks chains for a step on these arguments, if it is one and the largest so far.
@@ -55,12 +57,16 @@ class MemoryWatch:
         """
         if not self._module.training or not torch.is_grad_enabled():
             return
-        leaves = args
-        if kwargs or any(type(arg) is not Slab for arg in args):
+        slabs: Sequence[Slab] = args
+        if kwargs or {*map(type, args)} != ONLY_SLABS:
             leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
-        slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
-        device_type = self._mesh.device.type
-        key = torch.is_autocast_enabled(device_type), *((slab.dtype, slab.ndim) for slab in slabs)
+            slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
+        autocasts = torch.is_autocast_enabled(self._mesh.device.type)
+        like = autocasts, [(slab.local.dtype, slab.layout.shape) for slab in slabs]
+        if like == self._like:
+            return
+        self._like = like
+        key = autocasts, *((slab.dtype, slab.ndim) for slab in slabs)
         numel = sum(slab.numel() for slab in slabs)
         if numel > self._largest.get(key, 0):
             self._largest[key] = numel

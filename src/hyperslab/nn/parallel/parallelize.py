@@ -47,7 +47,7 @@ from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
-from hyperslab.nn.slab import Slab, is_slab
+from hyperslab.nn.slab import ONLY_SLABS, Slab, is_slab
 from hyperslab.torch_private import change_class, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -158,7 +158,7 @@ class Parallel:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         state = self._hyperslab
-        if kwargs or any(type(arg) is not Slab for arg in args):
+        if kwargs or {*map(type, args)} != ONLY_SLABS:
             args, kwargs = tree_map(self._on_mesh, (args, kwargs), is_leaf=is_slab)
         else:  # as most are, in a tenth of the time
             args = tuple([self._on_mesh(arg) for arg in args])
@@ -235,6 +235,8 @@ def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
     except Exception as error:
         add_module_path(error, module)
         raise
+    if state.mesh.backend is None:  # nobody has run anything else
+        return out
     is_on_slabs = state.comparisons.is_on_slabs
     state.comparisons.post()
     if is_on_slabs and state.mesh.batch_stats == "spatial" and module.training:

@@ -9,13 +9,17 @@ and nothing else: all other layers run in the mode, as torch runs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperslab.comm.mesh import with_first_mesh
+from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels.act_pool_plan import Pool
+from hyperslab.layout import per_dim
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
 from hyperslab.nn.single_rank.mode import SingleRankMode
@@ -26,8 +30,10 @@ from hyperslab.nn.single_rank.served import (
     is_large_or_fused,
     may_wait,
 )
+from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
     has_global_module_hooks,
+    is_cudnn_enabled,
     jit_tracing_state,
     num_function_modes,
     patch_call,
@@ -36,23 +42,36 @@ from hyperslab.torch_private import (
     push_function_mode,
 )
 
-
-def _as_torch(layer: nn.Module, x: Tensor) -> Any:
-    return layer._call_impl(x)
+Run = Callable[[Any, Tensor], Any]
 
 
 class Known(NamedTuple):
     """What is known of the layers of a class."""
 
-    needs: Callable[[Any, Tensor], bool]
-    """Whether the mode may serve the layer with this input."""
-    run: Callable[[Any, Tensor], Any] = _as_torch
-    """What the layer computes of this input, outside of the mode."""
+    run: Run
+    """What the layer computes of this input, outside of the mode.
+
+    ``NotImplemented`` where the mode may serve it.
+    """
     serve: Callable[[SingleRankMode, Any, Tensor], Any] | None = None
     """What the mode makes of it where it may serve it; ``NotImplemented`` where that is not known.
 
     Without it, and then, the layer runs in the mode.
     """
+
+
+def _unless(needs: Callable[[Any, Tensor], bool]) -> Callable[[type[nn.Module]], Known]:
+    """Of layers that run as they are, unless the mode may serve them."""
+
+    def known(cls: type[nn.Module]) -> Known:
+        forward: Run = cls.forward
+
+        def run(layer: nn.Module, x: Tensor) -> Any:
+            return NotImplemented if needs(layer, x) else forward(layer, x)
+
+        return Known(run)
+
+    return known
 
 
 def _large(layer: nn.Module, x: Tensor) -> bool:
@@ -80,71 +99,107 @@ def _serve_dropout(mode: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
     if F.dropout is not _dropout:  # others have changed what it calls
         return NotImplemented
     own = layer.__dict__
-    return mode.__torch_function__(_dropout, (), (x, own["p"], own["training"], own["inplace"]))
+    return mode.drop(x, own["p"], own["training"], own["inplace"])
 
 
 _dropout = F.dropout
 
 
-def _never(layer: nn.Module, x: Tensor) -> bool:
-    return False
+def _pool(mode: Literal["avg", "max"]) -> Callable[[type[nn.Module]], Known]:
+    def known(cls: type[nn.Module]) -> Known:
+        num_dims, run = int(cls.__name__[-2]), _unless(_large_or_fused)(cls).run
+
+        def serve(single_rank: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
+            """By a fused kernel, as the pool's rule does it, without a Slab."""
+            own = layer.__dict__
+            if own["ceil_mode"] or own.get("return_indices") or own.get("dilation", 1) != 1:
+                return NotImplemented
+            if own.get("divisor_override") is not None or not single_rank.serves():
+                return NotImplemented
+            pool = Pool(
+                mode,
+                per_dim(own["kernel_size"], num_dims),
+                per_dim(own["stride"], num_dims),
+                per_dim(own["padding"], num_dims),
+                own.get("count_include_pad", True),
+            )
+            if not fused.pays(x) or not act_pool.is_supported(x, 1.0, pool):
+                return NotImplemented
+            return act_pool.activate_and_pool(x, 1.0, pool)
+
+        return Known(run, serve if num_dims > 1 else None)
+
+    return known
 
 
-def _convolution(num_dims: int) -> Known:
-    cls, name = getattr(nn, f"Conv{num_dims}d"), f"conv{num_dims}d"
+def _as_is(cls: type[nn.Module]) -> Known:
+    return Known(cls.forward)
+
+
+def _convolution(cls: Any) -> Known:
+    name = cls.__name__.lower()
     inner = cls._conv_forward
 
-    def needs(layer: nn.Module, x: Tensor) -> bool:
-        """Also where others have changed what it calls, or hold its weights elsewhere."""
+    def run(layer: nn.Module, x: Tensor) -> Any:
+        """Nor where others have changed what it calls, or hold its weights elsewhere."""
         own = layer.__dict__
         weights = own["_parameters"]
-        if weights.get("weight") is None or "bias" not in weights or own["padding_mode"] != "zeros":
-            return True
+        weight = weights.get("weight")
+        if weight is None or "bias" not in weights or own["padding_mode"] != "zeros":
+            return NotImplemented
         if cls._conv_forward is not inner or "_conv_forward" in own:
-            return True
-        return conv_needs(x, weights["weight"])
+            return NotImplemented
+        stride = own["stride"]
+        if conv_needs(x, weight, stride):
+            return NotImplemented
+        bias, numbers = weights["bias"], (own["padding"], own["dilation"], own["groups"])
+        return getattr(F, name)(x, weight, bias, stride, *numbers)
 
-    def run(layer: nn.Module, x: Tensor) -> Tensor:
-        own = layer.__dict__
-        weights = own["_parameters"]
-        numbers = own["stride"], own["padding"], own["dilation"], own["groups"]
-        out: Tensor = getattr(F, name)(x, weights["weight"], weights["bias"], *numbers)
-        return out
-
-    return Known(needs, run)
+    return Known(run)
 
 
 def _batch_norm(*input_dims: int) -> Known:
     def run(layer: nn.Module, x: Tensor) -> Any:
         """As its ``forward`` does it where it tracks statistics with a momentum, as most do."""
+        if is_large(x):
+            return NotImplemented
         own = layer.__dict__
         weights, statistics, momentum = own["_parameters"], own["_buffers"], own["momentum"]
+        mean, variance = statistics.get("running_mean"), statistics.get("running_var")
+        count, training, eps = statistics.get("num_batches_tracked"), own["training"], own["eps"]
         is_usual = (
             own["track_running_stats"]
             and momentum is not None
-            and statistics.get("running_mean") is not None
-            and statistics.get("running_var") is not None
-            and statistics.get("num_batches_tracked") is not None
+            and mean is not None
+            and variance is not None
+            and count is not None
             and "weight" in weights
             and "bias" in weights
             and x.dim() in input_dims
+            and x.numel() > x.size(1)  # else it has no variance
+            and eps > 0
+            and F.batch_norm is _batch_norm_function
         )
         if not is_usual:
-            return layer._call_impl(x)
-        training = bool(own["training"])
+            return layer.forward(x)
         if training:
-            statistics["num_batches_tracked"].add_(1)
-        mean, variance = statistics["running_mean"], statistics["running_var"]
+            count.add_(1)
         factors = weights["weight"], weights["bias"]
-        return F.batch_norm(x, mean, variance, *factors, training, momentum, own["eps"])
+        uses_cudnn = is_cudnn_enabled()
+        return torch.batch_norm(
+            x, *factors, mean, variance, bool(training), momentum, eps, uses_cudnn
+        )
 
-    return Known(_large, run)
+    return Known(run)
+
+
+_batch_norm_function = F.batch_norm
 
 
 def _run_linear(layer: nn.Module, x: Tensor) -> Any:
     weights = layer.__dict__["_parameters"]
     if "weight" not in weights or "bias" not in weights:
-        return layer._call_impl(x)
+        return layer.forward(x)
     return F.linear(x, weights["weight"], weights["bias"])
 
 
@@ -152,22 +207,27 @@ def _classes(*names: str) -> list[type[nn.Module]]:
     return [getattr(nn, name.format(n)) for name in names for n in (1, 2, 3)]
 
 
+def _each(
+    classes: Iterable[type[nn.Module]], known: Callable[[type[nn.Module]], Known]
+) -> dict[type[nn.Module], Known]:
+    return {cls: known(cls) for cls in classes}
+
+
 LAYERS: dict[type[nn.Module], Known] = {
-    nn.Conv1d: _convolution(1),
-    nn.Conv2d: _convolution(2),
-    nn.Conv3d: _convolution(3),
+    **_each(_classes("Conv{}d"), _convolution),
     nn.BatchNorm1d: _batch_norm(2, 3),
     nn.BatchNorm2d: _batch_norm(4),
     nn.BatchNorm3d: _batch_norm(5),
-    nn.Linear: Known(_never, _run_linear),
-    **dict.fromkeys(_classes("ConvTranspose{}d"), Known(_transposed)),
-    **dict.fromkeys((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), Known(_large)),
-    **dict.fromkeys(_classes("MaxPool{}d", "AvgPool{}d"), Known(_large_or_fused)),
-    **dict.fromkeys(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), Known(_large)),
-    **dict.fromkeys((nn.ReLU, nn.LeakyReLU), Known(_activated)),
-    nn.Dropout: Known(_dropped, serve=_serve_dropout),
-    **dict.fromkeys((*_classes("Dropout{}d"), nn.AlphaDropout), Known(_dropped)),
-    **dict.fromkeys((nn.Flatten, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh), Known(_never)),
+    nn.Linear: Known(_run_linear),
+    **_each(_classes("ConvTranspose{}d"), _unless(_transposed)),
+    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_large)),
+    **_each(_classes("MaxPool{}d"), _pool("max")),
+    **_each(_classes("AvgPool{}d"), _pool("avg")),
+    **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
+    **_each((nn.ReLU, nn.LeakyReLU), _unless(_activated)),
+    nn.Dropout: Known(_unless(_dropped)(nn.Dropout).run, _serve_dropout),
+    **_each((*_classes("Dropout{}d"), nn.AlphaDropout), _unless(_dropped)),
+    **_each((nn.Flatten, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh), _as_is),
 }
 """The layers that are known."""
 
@@ -178,7 +238,7 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
     In the mode run those that are of a subclass or have hooks or a ``forward`` of their own, which
     may call anything, and those before which something waits for the next function.
     """
-    forward, (needs, run, serve) = cls.forward, known
+    forward, (run, serve) = cls.forward, known
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not num_function_modes():
@@ -192,13 +252,18 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
                     and type(self) is cls
                     and cls.forward is forward
                     and "forward" not in own
-                    and not _has_hooks(own)
+                    and not own["_forward_pre_hooks"]
+                    and not own["_forward_hooks"]
+                    and not own["_backward_pre_hooks"]
+                    and not own["_backward_hooks"]
+                    and not has_global_module_hooks()
+                    and jit_tracing_state() is None
                     and not waiting.calls
                     and not (USERS or IMPLEMENTED)
                 ):
-                    if not needs(self, x):
-                        return run(self, x)
-                    out = NotImplemented if serve is None else serve(mode, self, x)
+                    out = run(self, x)
+                    if out is NotImplemented and serve is not None:
+                        out = serve(mode, self, x)
                     if out is not NotImplemented:
                         return out
         finally:
@@ -208,20 +273,8 @@ def make_call(cls: type[nn.Module], known: Known) -> Callable[..., Any]:
     return call
 
 
-def _has_hooks(own: dict[str, Any]) -> bool:
-    """Whether a module of these attributes has any, or must be called as torch does to be seen."""
-    return bool(
-        own["_forward_pre_hooks"]
-        or own["_forward_hooks"]
-        or own["_backward_pre_hooks"]
-        or own["_backward_hooks"]
-        or has_global_module_hooks()
-        or jit_tracing_state() is not None
-    )
-
-
 @with_first_mesh
 def patch_layers() -> None:
-    patch_handler(SingleRankMode)
+    patch_handler(SingleRankMode, Slab)
     for cls, known in LAYERS.items():
         patch_call(cls, make_call(cls, known))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -22,6 +23,7 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
+from hyperslab.nn.ops.each.random import drop_small
 from hyperslab.nn.single_rank.served import SERVED
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
@@ -54,7 +56,7 @@ class SingleRankMode(TorchFunctionMode):
         if waiting.calls:
             materialise(func, args)
         needs = SERVED.get(func)
-        is_users = func in USERS or func in IMPLEMENTED
+        is_users = (USERS or IMPLEMENTED) and (func in USERS or func in IMPLEMENTED)
         if needs is None and not is_users:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
@@ -77,6 +79,18 @@ class SingleRankMode(TorchFunctionMode):
         if not isinstance(x, Tensor):
             return function(*args, **kwargs)
         return self._by_rule(function, x, args, kwargs)
+
+    def serves(self) -> bool:
+        """Whether functions of plain tensors may be computed in other ways than by torch."""
+        return not self.is_paused and peek_interpreter_stack() is None
+
+    def drop(self, x: Tensor, p: float, training: bool, inplace: bool) -> Any:
+        """What ``F.dropout`` makes of a plain tensor where nothing is deferred."""
+        if training and not inplace and self.serves():
+            out = drop_small(x, p)
+            if out is not None:
+                return out
+        return self.__torch_function__(F.dropout, (), (x, p, training, inplace))
 
     def _by_rule(
         self, function: Function, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -12,7 +12,8 @@ from hyperslab.nn.dispatch import materialise, waiting
 from hyperslab.nn.op import Function
 from hyperslab.nn.single_rank.mode import SingleRankMode, active_mode
 from hyperslab.nn.single_rank.wrapping import unwrap, wrap
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.slab import ONLY_SLABS, Slab
+from hyperslab.torch_private import num_function_modes, pop_function_mode, push_function_mode
 
 
 class SingleRank:
@@ -28,16 +29,19 @@ class SingleRank:
         if is_dynamo_compiling():
             return self._run(*args, **kwargs)
         given: dict[int, Slab] = {}
-        if kwargs or any(type(arg) is not Slab for arg in args):
+        if kwargs or {*map(type, args)} != ONLY_SLABS:
             args, kwargs = unwrap((args, kwargs), given)
         else:  # as most are, in a tenth of the time
             given = {id(arg.local): arg for arg in args}
             args = tuple([arg.local for arg in args])
-        if active_mode() is not None:  # of a module that this one is part of
-            out = self._run(*args, **kwargs)
+        if num_function_modes() and active_mode() is not None:
+            out = self._run(*args, **kwargs)  # of a module that this one is part of
         else:
-            with SingleRankMode(self._module, self._mesh):
+            push_function_mode(SingleRankMode(self._module, self._mesh))
+            try:
                 out = self._run(*args, **kwargs)
                 if waiting.calls:
                     materialise(self._run, ())
+            finally:
+                pop_function_mode()
         return wrap(out, self._mesh, given) if given else out

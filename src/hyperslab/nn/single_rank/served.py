@@ -38,18 +38,22 @@ def may_wait(x: Tensor, *, inplace: bool) -> bool:
 
 
 def _activation_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return may_wait(x, inplace=bool(kwargs.get("inplace")))
+    return not kwargs.get("inplace") and fused.pays(x)
 
 
-def conv_needs(x: Tensor, weight: Tensor) -> bool:
+def conv_needs(x: Tensor, weight: Tensor, stride: Any = 1) -> bool:
     """Whether a convolution of ``x`` is not simply torch's own."""
     shape = weight.shape
     if len(shape) < 2 or avoids_any():
         return True
-    filters, channels = shape[0], shape[1]
-    if not channels or x.numel() * max(1, filters / channels) * MAX_GROWTH > tiles.MAX_NUMEL:
+    filters, channels, numel = shape[0], shape[1], x.numel()
+    if not channels or numel * MAX_GROWTH > tiles.MAX_NUMEL:
         return True
-    return (filters <= MANY_CHANNELS or channels <= MANY_CHANNELS) and fused.pays(x)
+    if filters > channels and numel * MAX_GROWTH * filters > tiles.MAX_NUMEL * channels:
+        return True
+    if filters > MANY_CHANNELS and channels > MANY_CHANNELS:
+        return False
+    return fused.pays(x) and (stride if isinstance(stride, int) else max(stride)) == 1
 
 
 def conv_transpose_needs(x: Tensor, weight: Tensor) -> bool:
@@ -63,7 +67,8 @@ def conv_transpose_needs(x: Tensor, weight: Tensor) -> bool:
 
 def _conv_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     weight = args[1] if len(args) > 1 else kwargs.get("weight")
-    return not isinstance(weight, Tensor) or conv_needs(x, weight)
+    stride = args[3] if len(args) > 3 else kwargs.get("stride", 1)
+    return not isinstance(weight, Tensor) or conv_needs(x, weight, stride)
 
 
 def _conv_transpose_needs(x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

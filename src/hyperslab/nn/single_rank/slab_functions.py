@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -26,40 +27,53 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ``NotImplemented`` where a rule has something to offer, where the mesh has several ranks, or
     where torch refuses: a rule says in its own words why, or does what torch cannot.
     """
-    if op.family not in _FAMILIES or op.function in IMPLEMENTED:
+    function = op.function
+    if op.family not in _FAMILIES or function in IMPLEMENTED:
         return NotImplemented
-    slabs = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Slab)]
-    for slab in slabs:
-        if type(slab) is not Slab or slab.mesh.backend is not None:
-            return NotImplemented
+    slabs: list[Slab] = []
+    plain: list[Any] = []
+    for arg in args:
+        if isinstance(arg, Slab):
+            if type(arg) is not Slab or arg.mesh.backend is not None:
+                return NotImplemented
+            slabs.append(arg)
+            plain.append(arg.local)
+        else:
+            plain.append(arg)
+    named = kwargs
+    for name, arg in kwargs.items():
+        if isinstance(arg, Slab):
+            if type(arg) is not Slab or arg.mesh.backend is not None:
+                return NotImplemented
+            slabs.append(arg)
+            named = {**named, name: arg.local}
     if not slabs:
         return NotImplemented
-    plain = tuple([arg.local if isinstance(arg, Slab) else arg for arg in args])
-    named = {name: arg.local if isinstance(arg, Slab) else arg for name, arg in kwargs.items()}
     x = plain[0] if plain else named.get("input")
-    needs = SERVED.get(op.function)
-    if needs is not None and (not isinstance(x, Tensor) or needs(x, plain, named)):
+    needs = SERVED.get(function)
+    if needs is not None and (not isinstance(x, Tensor) or needs(x, tuple(plain), named)):
         return NotImplemented
-    if op.function in ACTIVATIONS and isinstance(x, Tensor) and fused.pays(x):  # also in place
+    if function in ACTIVATIONS and isinstance(x, Tensor) and fused.pays(x):  # also in place
         return NotImplemented
     try:
-        out = op.function(*plain, **named)
+        out = function(*plain, **named)
     except (RuntimeError, TypeError, ValueError):
         return NotImplemented
-    return _with_slabs(out, slabs, args)
+    if isinstance(out, Tensor):
+        return _with_slab(out, slabs, args)
+    return (
+        out if out is NotImplemented else tree_map(partial(_with_slab, slabs=slabs, args=args), out)
+    )
 
 
-def _with_slabs(out: Any, slabs: list[Slab], args: tuple[Any, ...]) -> Any:
-    """``out`` with Slabs for its tensors, not for numbers or what was plain and written into."""
-    if out is NotImplemented:
-        return out
-
-    def wrapped(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        for arg in (*slabs, *args):
-            if arg is leaf or (isinstance(arg, Slab) and arg.local is leaf):
-                return arg
-        return slabs[0].with_local(leaf, Layout.unsplit(leaf.shape)) if leaf.ndim else leaf
-
-    return wrapped(out) if isinstance(out, Tensor) else tree_map(wrapped, out)
+def _with_slab(leaf: Any, slabs: list[Slab], args: tuple[Any, ...]) -> Any:
+    """A Slab for a tensor, but not for a number, or for what was plain and written into."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    for slab in slabs:
+        if slab.local is leaf:
+            return slab
+    for arg in args:
+        if arg is leaf:
+            return arg
+    return slabs[0].with_local(leaf, Layout.unsplit(leaf.shape)) if leaf.ndim else leaf

@@ -10,14 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from hyperslab.dist_ops import random_bits as bits
 from hyperslab.dist_ops.random_bits import (
     NUM_VALUES,
     draws_now,
     is_small,
+    kept_bits_reach,
+    kept_signed_hashes,
     random_bits,
     random_bits_reach,
 )
 from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES, Grid, Layout
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import untraced
@@ -116,6 +120,38 @@ def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
     """True where the element stays, the same along the dims after the first ``num_dims``."""
     least = round(p * NUM_VALUES)
     return random_bits_reach(least, x.layout, x.mesh, x.local.device, num_dims)
+
+
+def drop_small(x: Tensor, p: float) -> Tensor | None:
+    """What ``F.dropout`` makes of a small tensor that is whole on this rank, in the least time.
+
+    The same as on Slabs; None where more must be looked at.
+    """
+    if not 0 < p < 1 or x.numel() > bits.KEPT_NUMEL or not draws_now():
+        return None
+    kept = _kept_for(p, x.shape, x.dtype, x.device)
+    if kept is None:
+        return None
+    least, hashes, of = kept
+    return x * torch.where(kept_bits_reach(least, hashes), *of)
+
+
+@lru_cache(maxsize=32)
+def _kept_for(
+    p: float, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> tuple[int, Tensor, tuple[Tensor, Tensor]] | None:
+    """The least bits of elements that stay, hashes of indices, and what elements are multiplied by.
+
+    None where elements are multiplied in another way.
+    """
+    of = _kept_or_lost(1 / (1 - p), dtype, device) if dtype.is_floating_point else None
+    least = round(p * NUM_VALUES)
+    if of is None or least == NUM_VALUES:
+        return None
+    return least, kept_signed_hashes(Layout.unsplit(shape), _ONE_RANK, 0, len(shape), device), of
+
+
+_ONE_RANK = Grid((1,) * len(AXES))
 
 
 @lru_cache(maxsize=64)
