@@ -57,6 +57,14 @@ class _SilentTransport:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.traffic = device, Traffic()
+        self.is_silent = False
+
+    def can_sum(self, x) -> bool:
+        return True
+
+    def sum_(self, x, boxes, messages, place, limit) -> None:
+        self.post_boxes(x, boxes, messages, messages, limit)
+        x.add_(0)  # in the place of the kernel that adds what came
 
     def post_boxes(self, x, boxes, sends, receives, limit) -> _Arrived:
         return self.post_pieces(faces.pack(x, boxes), sends, receives, x.dtype, limit)

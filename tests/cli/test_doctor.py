@@ -171,5 +171,5 @@ def test_the_real_doctor_under_a_launcher_ignores_its_ranks():
         assert check in report["checks"]
     exchange = report["checks"][-1]
     assert exchange["name"] == "cpu: exchange"
-    assert exchange["detail"].startswith("by gloo: ")
+    assert exchange["detail"].startswith("by gloo, small ones within a node by sockets: ")
     assert list(exchange["figures"]["exchanges"]) == ["64 KiB", "1 MiB"]

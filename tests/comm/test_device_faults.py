@@ -27,6 +27,8 @@ from hyperslab.testing.host_gpus import use_host_gpus
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 TIMEOUT_SECONDS = 5.0
+PROGRAM_SECONDS = 120.0
+"""For programs, one rank of which may start much later: without a GPU a few seconds of polls."""
 SLACK_SECONDS = 60.0
 """For other work on the machine, beyond the time-out."""
 LAST_PASS = 3
@@ -205,7 +207,7 @@ for step in range(6):
 
 def run_program(folder, device, fault, environment):
     """The exit codes of two ranks that run ``PROGRAM``, and what each says."""
-    text = PROGRAM.format(device=device, timeout=TIMEOUT_SECONDS, fault=fault)
+    text = PROGRAM.format(device=device, timeout=PROGRAM_SECONDS, fault=fault)
     (folder / "program.py").write_text(text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -222,7 +224,7 @@ def run_program(folder, device, fault, environment):
         for rank in range(2)
     ]
     try:
-        limit = TIMEOUT_SECONDS + 3 * SLACK_SECONDS  # to start, too
+        limit = PROGRAM_SECONDS + 3 * SLACK_SECONDS  # to start, too
         errors = [process.communicate(timeout=limit)[1] for process in processes]
     finally:
         for process in processes:
