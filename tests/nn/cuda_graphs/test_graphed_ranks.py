@@ -150,6 +150,26 @@ def test_a_rank_that_cannot_record_runs_beside_ranks_that_replay(two):
     two.run(check_steps, {"height": 2}, {1})
 
 
+def check_no_room():
+    mesh = meet(height=2)
+    model, graphed = with_graphs(make_net(), mesh)
+    if mesh.rank == 0:
+
+        def record(run):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        graphed._recorder.record = record
+    found = train(model, mesh)
+    assert_same(found, train(hs.parallelize(make_net(), mesh), mesh))
+    assert num_recorded(graphed) == mesh.rank
+    told = "the GPU ran out of memory when it was recorded"
+    assert (told in graphed._told) == (mesh.rank == 0)
+
+
+def test_a_rank_without_memory_for_a_recording_runs_beside_ranks_that_replay(two):
+    two.run(check_no_room)
+
+
 def grads(model):
     return [None if p.grad is None else p.grad.cpu().clone() for p in model.parameters()]
 
