@@ -1,5 +1,6 @@
 """Convolutions and transposed convolutions on every mesh: forward, input and weight gradients."""
 
+import random
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from torch.func import functional_call
 
 import hyperslab as hs
 from hyperslab.dist_ops import choices
+from hyperslab.layout import Cuts, Grid, Layout, Split, Window
+from hyperslab.nn.ops.windows.conv import plan_conv
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, places
 
@@ -495,3 +498,28 @@ def check_refused(place, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_the_same_words(run, name):
     run(Place({"depth": 3}, {"depth": [0, 5, 5, 11]}), check_refused, name)
+
+
+def draw_cuts(rng, extent, num):
+    return Cuts((0, *sorted(rng.sample(range(1, extent), num - 1)), extent))
+
+
+def test_both_ways_to_convolve_send_the_same_messages():
+    """Ranks choose by the size of their own piece whether to compute the interior first."""
+    rng, num_compared = random.Random(0), 0
+    for _ in range(300):
+        num, grid_height = rng.choice([2, 3, 4]), rng.choice([1, 2])
+        grid = Grid((1, 1, num, grid_height, 1))
+        extents = [rng.randint(4, 30) for _ in range(3)]
+        height = Split("height", draw_cuts(rng, extents[1], 2)) if grid_height > 1 else None
+        splits = (None, None, Split("depth", draw_cuts(rng, extents[0], num)), height, None)
+        layout = Layout((1, 4, *extents), splits)
+        kernel = rng.choice([2, 3])
+        window = Window(kernel, rng.choice([1, 2]), rng.randint(0, kernel // 2))
+        for rank in range(grid.num_ranks):
+            plan = plan_conv(grid, rank, layout, (window,) * 3, 8)
+            if plan.halo is not None:
+                num_compared += 1
+                assert plan.halo.exchange.sends == plan.exchange.sends
+                assert plan.halo.exchange.receives == plan.exchange.receives
+    assert num_compared > 300
