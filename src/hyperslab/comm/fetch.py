@@ -57,6 +57,32 @@ class _Fetch(Function):
         return return_home(grad, ctx.exchange, ctx.mesh), None, None, None
 
 
+def reduce_scatter(x: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
+    """The adjoint of ``fetch``: what all ranks made of this rank's box ``exchange.owned``, added.
+
+    ``x`` is what this rank made, the box ``exchange.wanted``, which lies inside the tensor.
+
+    Collective over ``mesh``. Differentiable: the backward pass fetches.
+    """
+    if exchange.idle and exchange.stays:
+        return x
+    out: Tensor = _ReduceScatter.apply(x, exchange, mesh)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ReduceScatter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
+        ctx.exchange, ctx.mesh = exchange, mesh
+        save_marker(ctx, x)
+        return return_home(x, exchange, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        recompute_first(ctx)
+        return fetch(grad, ctx.exchange, ctx.mesh), None, None
+
+
 class _Return(Function):
     """The adjoint of a fetch, whose own adjoint is the fetch."""
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
 from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.journal import journal
@@ -123,6 +124,22 @@ class Mesh:
         """
         return tuple(axis for axis in self.grid.long_axes if axis not in axes)
 
+    def device_mesh(self, *axes: str) -> DeviceMesh:
+        """The ranks along ``axes``, in their order, as torch's DTensors know them.
+
+        Collective over all ranks the first time.
+        """
+        key = self.grid, self.device.type, dist.group.WORLD
+        if key not in _device_meshes:
+            long = self.grid.long_axes
+            ranks = torch.arange(self.num_ranks).view([self.grid.size(axis) for axis in long])
+            with untraced():
+                _device_meshes[key] = DeviceMesh(self.device.type, ranks, mesh_dim_names=long)
+        whole = _device_meshes[key]
+        found = whole if axes == whole.mesh_dim_names else whole[axes]
+        _meshes_by_device_mesh.setdefault(found, self)
+        return found
+
     def __deepcopy__(self, memo: object) -> Mesh:
         """Itself: process groups cannot be copied, nor need they be."""
         return self
@@ -204,6 +221,15 @@ def one_thread(mesh: Mesh) -> Iterator[None]:
         _lock.release()
 
 
+_device_meshes: dict[tuple[Grid, str, ProcessGroup | None], DeviceMesh] = {}
+_meshes_by_device_mesh: dict[DeviceMesh, Mesh] = {}
+
+
+def mesh_of_device_mesh(device_mesh: DeviceMesh) -> Mesh | None:
+    """A mesh that gave ``device_mesh``, or an equal one: the same ranks then hold the same."""
+    return _meshes_by_device_mesh.get(device_mesh)
+
+
 _made: dict[tuple[object, ...], ProcessGroup] = {}
 _made_for: list[ProcessGroup] = []
 
@@ -252,3 +278,5 @@ def forget_groups() -> None:
         mesh.__dict__.pop("group", None)
     _made.clear()
     _made_for.clear()
+    _device_meshes.clear()
+    _meshes_by_device_mesh.clear()

@@ -71,26 +71,27 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
 
 
 class PendingSum:
-    """A sum over all ranks of the process group, in place of a contiguous tensor.
+    """A sum over the ranks along ``axes``, in place of a contiguous tensor.
 
     Collective over all ranks. Such sums keep an order among themselves and with no other messages.
     By the device transport a sum is made as late as in ``wait``.
     """
 
-    def __init__(self, x: Tensor, mesh: Mesh) -> None:
-        self._x, self._mesh = x, mesh
+    def __init__(self, x: Tensor, mesh: Mesh, axes: Collection[str] = AXES) -> None:
+        self._x, self._mesh, self._axes = x, mesh, axes
         self._work: dist.Work | _SumBySockets | None = None
-        if (ranks := _ranks_by_socket(x, mesh, AXES)) is not None:
+        if (ranks := _ranks_by_socket(x, mesh, axes)) is not None:
             self._work = _SumBySockets(x, ranks, mesh, "pending sum")
         elif not (x.is_floating_point() and _is_on_device(x, mesh)):
-            self._work = dist.all_reduce(x, async_op=True)
+            group = None if axes is AXES else mesh.group_over(axes)
+            self._work = dist.all_reduce(x, group=group, async_op=True)
 
     def wait(self) -> None:
         """Has whatever is launched next find the sum."""
         if self._work is not None:
             self._work.wait()
         else:
-            _sum_on_device_(self._x, self._mesh, AXES, beside=True)
+            _sum_on_device_(self._x, self._mesh, self._axes, beside=True)
 
 
 class SumsBeside:

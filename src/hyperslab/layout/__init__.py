@@ -6,6 +6,7 @@ from hyperslab.layout.assembly import (
     Piece as Piece,
     cut_out as cut_out,
 )
+from hyperslab.layout.blocks import BlockPlan as BlockPlan, plan_blocks as plan_blocks
 from hyperslab.layout.box import Box as Box, Span as Span
 from hyperslab.layout.chain import (
     AnyWindow as AnyWindow,
@@ -15,11 +16,20 @@ from hyperslab.layout.chain import (
     TileBoxes as TileBoxes,
     plan_chain as plan_chain,
 )
+from hyperslab.layout.channels import (
+    Groups as Groups,
+    plan_gather_channels as plan_gather_channels,
+    plan_scatter_filters as plan_scatter_filters,
+)
 from hyperslab.layout.conv_pool import (
     ConvPoolPlan as ConvPoolPlan,
     plan_conv_pool as plan_conv_pool,
 )
-from hyperslab.layout.cuts import Cuts as Cuts, cut_evenly as cut_evenly
+from hyperslab.layout.cuts import (
+    Cuts as Cuts,
+    cut_evenly as cut_evenly,
+    cut_in_chunks as cut_in_chunks,
+)
 from hyperslab.layout.exchange import (
     Exchange as Exchange,
     Message as Message,
@@ -48,6 +58,7 @@ from hyperslab.layout.layout import (
     Grid as Grid,
     Layout as Layout,
     Split as Split,
+    channel_split as channel_split,
     split_over as split_over,
 )
 from hyperslab.layout.piece_call import (

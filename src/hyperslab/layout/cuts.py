@@ -55,6 +55,16 @@ def cut_evenly(extent: int, num: int) -> Cuts:
     return Cuts(tuple(i * length + min(i, longer) for i in range(num + 1)))
 
 
+def cut_in_chunks(extent: int, num: int) -> Cuts:
+    """As ``torch.chunk`` and ``DTensor`` cut: all pieces equally long but the last ones.
+
+    >>> cut_in_chunks(10, 4).bounds, cut_in_chunks(4, 3).bounds
+    ((0, 3, 6, 9, 10), (0, 2, 4, 4))
+    """
+    length = -(-extent // num)
+    return Cuts(tuple(min(i * length, extent) for i in range(num + 1)))
+
+
 def cut_at(bounds: Sequence[int], extent: int, num: int, where: str) -> Cuts:
     """The cuts that a user asked for, checked against the dim and axis they are meant for."""
     cuts = Cuts(tuple(int(bound) for bound in bounds))

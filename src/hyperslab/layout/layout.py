@@ -11,7 +11,7 @@ from zlib import crc32
 
 from hyperslab.errors import LayoutError
 from hyperslab.layout.box import Box, Span
-from hyperslab.layout.cuts import Cuts, cut_at, cut_evenly
+from hyperslab.layout.cuts import Cuts, cut_at, cut_evenly, cut_in_chunks
 
 AXES = ("sample", "channel", "depth", "height", "width")
 
@@ -166,15 +166,15 @@ def split_over(
     """The layout of a tensor that enters the mesh: each dim cut along its axis.
 
     ``axes`` names the axis of each dim; by default it follows from the number of dims
-    (``DIM_AXES``). Channels stay whole. ``cuts`` gives the bounds along some axes; the others are
-    cut evenly.
+    (``DIM_AXES``). ``cuts`` gives the bounds along some axes; the others are cut evenly. Channels
+    are cut as weights are, by ``channel_split``; where they are few, some ranks hold none.
 
     Every rank calls this with the same arguments, so an error is raised on all of them, before any
     of them waits for another.
     """
     names = _check_axes(shape, axes)
     given = dict(cuts or {})
-    cutting = [name for name in names if name and name != "channel"]
+    cutting = [name for name in names if name]
     if unused := sorted(set(given) - set(cutting)):
         raise LayoutError(
             f"cuts are given for {unused}, but the axes that cut the tensor are {cutting}"
@@ -186,12 +186,20 @@ def split_over(
     return Layout(tuple(shape), tuple(splits))
 
 
+def channel_split(extent: int, grid: Grid) -> Split | None:
+    """How channels, or weights for each of them, are cut: as ``DTensor`` cuts its shards."""
+    num = grid.size("channel")
+    return Split("channel", cut_in_chunks(extent, num)) if num > 1 else None
+
+
 def _split_dim(
     shape: Sequence[int], dim: int, axis: str, num: int, bounds: Sequence[int] | None
 ) -> Split | None:
     extent = shape[dim]
     if bounds is not None:
         cuts = cut_at(bounds, extent, num, axis)
+    elif axis == "channel":
+        cuts = cut_in_chunks(extent, num)
     elif num > 1 and extent < num:
         raise LayoutError(
             f"cannot split dim {dim} of a tensor of shape {tuple(shape)}, an extent of {extent}, "

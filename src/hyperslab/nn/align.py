@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyperslab.errors import LayoutError
+from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.layout import Box, Layout, Split
-from hyperslab.nn.op import unsupported
+from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
 
@@ -56,6 +56,30 @@ def localize(operand: Any, layout: Layout, box: Box) -> Any:
                 span = box.spans[dim]
                 operand = operand.narrow(dim - behind, span.start, span.size)
     return operand
+
+
+def layout_of_channels(x: Slab) -> Layout:
+    """That of one number for each channel, dim 1 of ``x``, cut as the channels are."""
+    return Layout(x.layout.shape[1:2], x.layout.splits[1:2])
+
+
+def of_channels(x: Slab, vector: Slab | Tensor | None) -> Tensor | None:
+    """The numbers of ``vector``, one for each channel, for those that this rank holds of ``x``."""
+    if vector is None or (isinstance(vector, Tensor) and not x.layout.splits[1]):
+        return vector
+    layout = layout_of_channels(x)
+    found: Tensor = localize(vector, layout, layout.box(x.mesh.coords))
+    return found
+
+
+def check_input(function: Callable[..., Any], x: Slab | Tensor) -> Slab:
+    """``x``, if it is a Slab: weights may be, and then a plain tensor meets cut weights."""
+    if not isinstance(x, Slab):
+        raise UnsupportedOp(
+            f"{name_of(function)} cannot run on a plain tensor of shape {tuple(x.shape)} with "
+            "weights that are cut over ranks: give it a Slab, as hyperslab.shard makes it"
+        )
+    return x
 
 
 def check_operands(

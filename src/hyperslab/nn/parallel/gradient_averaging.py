@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.compiler import is_dynamo_compiling
+from torch.distributed.tensor import DTensor
 
 from hyperslab.comm.failure_report import contact
-from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.comm.reduce import PendingSum, SumsBeside
 from hyperslab.errors import UnsupportedOp
+from hyperslab.layout import AXES
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
 from hyperslab.torch_private import backward_pass_id, foreach_copy_
@@ -93,7 +96,7 @@ class Replica:
             if isinstance(weight, nn.Parameter) and gradient_hook_of(weight) is None:
                 GradientHook.set_on(weight, self)
         mine = [p for p in trained if (found := gradient_hook_of(p)) and found.replica() is self]
-        self._trained, self._buckets = mine, buckets_of(reversed(mine))
+        self._trained, self._buckets = mine, buckets_of(reversed(mine), self._mesh)
 
     @torch.enable_grad()
     def keep_nodes(self) -> None:
@@ -189,6 +192,25 @@ def has_other_hooks(leaf: Tensor) -> bool:
     return bool(leaf._backward_hooks) or any(type(h) is not GradientHook for h in after.values())
 
 
+def mesh_of(x: Tensor, mesh: Mesh) -> Mesh:
+    """The mesh over which ``x`` is cut; ``mesh``, of the same ranks, where it is whole."""
+    return (mesh_of_device_mesh(x.device_mesh) or mesh) if isinstance(x, DTensor) else mesh
+
+
+def axes_beside_cuts(x: Tensor, mesh: Mesh) -> tuple[str, ...]:
+    """The axes along which ranks hold the same of ``x``, and each a part of its gradient."""
+    if not isinstance(x, DTensor):
+        return AXES
+    names, placements = x.device_mesh.mesh_dim_names or (), x.placements
+    cut = [name for name, p in zip(names, placements, strict=True) if not p.is_replicate()]
+    return mesh.axes_beside(cut)
+
+
+def _own(x: Tensor) -> Tensor:
+    """The part of ``x`` that this rank holds."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 BUCKET_NBYTES = 25 << 20
 """Gradients of this size are sent while the backward pass goes on."""
 
@@ -203,15 +225,15 @@ class Bucket:
 
     @property
     def is_full(self) -> bool:
-        return sum(leaf.nbytes for leaf in self.leaves) >= BUCKET_NBYTES
+        return sum(_own(leaf).nbytes for leaf in self.leaves) >= BUCKET_NBYTES
 
 
-def buckets_of(leaves: Iterable[Tensor]) -> dict[int, Bucket]:
+def buckets_of(leaves: Iterable[Tensor], mesh: Mesh) -> dict[int, Bucket]:
     """By the ids of ``leaves``, which come in the order in which a backward pass reaches them."""
     found: dict[int, Bucket] = {}
     last: dict[object, Bucket] = {}
     for leaf in leaves:
-        alike = leaf.dtype, leaf.device
+        alike = leaf.dtype, leaf.device, axes_beside_cuts(leaf, mesh_of(leaf, mesh))
         if alike not in last or last[alike].is_full:
             last[alike] = Bucket()
         last[alike].leaves.append(leaf)
@@ -288,7 +310,8 @@ class Averaging:
         alike: dict[object, list[Tensor]] = {}
         for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
             if leaf.grad is not None:
-                alike.setdefault((leaf.grad.dtype, leaf.grad.device), []).append(leaf)
+                axes = axes_beside_cuts(leaf, mesh_of(leaf, self._mesh))
+                alike.setdefault((leaf.grad.dtype, leaf.grad.device, axes), []).append(leaf)
         self._means.clear()
         full = [message for _, message in sorted(self._full.items())]
         for message in full + [_Message(leaves, self._mesh) for leaves in alike.values()]:
@@ -304,15 +327,23 @@ class _Message:
 
     @torch.no_grad()
     def __init__(self, leaves: Sequence[Tensor], mesh: Mesh) -> None:
-        self._leaves, self._mesh = leaves, mesh
-        grads = [_dense(leaf, leaf.grad) for leaf in leaves]
-        self._mean = _in_a_row(grads, leaves) / mesh.num_ranks  # before the sum: half overflows
-        self._sent = [(grad, grad._version) for grad in grads]
+        self._leaves, self._mesh = leaves, mesh_of(leaves[0], mesh)
+        self._sent = [(grad := _dense(leaf, leaf.grad), grad._version) for leaf in leaves]
+        self._sum: PendingSum | None = None
+        axes = axes_beside_cuts(leaves[0], self._mesh)
+        num = math.prod(map(self._mesh.grid.size, axes))
+        if num == 1:
+            return
+        grads = [_own(grad) for grad, _ in self._sent]
+        self._mean = _in_a_row(grads, [_own(leaf) for leaf in leaves])
+        self._mean /= num  # before the sum: half overflows
         with contact("averaging gradients", mesh):
-            self._sum = PendingSum(self._mean, mesh)
+            self._sum = PendingSum(self._mean, self._mesh, axes)
 
     @torch.no_grad()
     def receive(self) -> None:
+        if self._sum is None:
+            return
         with contact("averaging gradients", self._mesh):
             self._sum.wait()
         for leaf, (grad, version) in zip(self._leaves, self._sent, strict=True):
@@ -322,7 +353,8 @@ class _Message:
                     "backward pass while it was averaged over the ranks: change it in a hook of "
                     "the weight, or after the pass"
                 )
-        foreach_copy_([grad for grad, _ in self._sent], _apart(self._mean, self._leaves))
+        means = _apart(self._mean, [_own(leaf) for leaf in self._leaves])
+        foreach_copy_([_own(grad) for grad, _ in self._sent], means)
 
 
 class GradientMeans:

@@ -10,7 +10,8 @@ whose gradients nobody sees before the pass ends share messages instead (``gradi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from hyperslab.nn.dispatch import prepare_arguments
 from hyperslab.nn.op import writes_in_place
 from hyperslab.nn.parallel.gradient_averaging import (
     Averaging,
+    axes_beside_cuts,
     gradient_hook_of,
     has_other_hooks,
     weight_of_number,
@@ -111,7 +113,10 @@ def check_no_transform(mesh: Mesh | None) -> None:
 
 
 def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
-    """``x``, whose gradient becomes the mean of those of all ranks."""
+    """``x``, whose gradient becomes the mean of those of all ranks.
+
+    Of a DTensor this rank's part; ranks that hold other parts carry none of its gradient.
+    """
     if mesh.num_ranks == 1:
         return x
     if x.layout != torch.strided:
@@ -120,15 +125,19 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
             f"{mesh.grid.describe()}: its gradient would be one rank's part; detach it, or make "
             "it a parameter of the parallelized module"
         )
-    out = x.view_as(x)
+    out: Tensor = x.to_local() if isinstance(x, DTensor) else x.view_as(x)
     node: Any = out.grad_fn
     leaf = _Leaf(x, node.next_functions[0][0]) if x.is_leaf else None
+    axes = axes_beside_cuts(x, mesh)
+    num_cuts = mesh.num_ranks // math.prod(mesh.grid.size(axis) for axis in axes)
 
     def on_grad(grads: tuple[Tensor | None]) -> tuple[Tensor] | None:
         grad = grads[0]
-        if grad is None or (leaf is not None and leaf.is_left_to_pass_end(grad, mesh)):
+        if grad is None:
             return None
-        return (_mean(grad, mesh),)
+        if leaf is not None and leaf.is_left_to_pass_end(grad, mesh):
+            return (grad / num_cuts,) if num_cuts > 1 else None
+        return (_mean(grad, mesh, axes),)
 
     node.register_prehook(on_grad)
     node.metadata[MEAN] = True
@@ -141,9 +150,9 @@ def leave_part(x: Tensor) -> None:
     x._has_mean = True  # type: ignore[attr-defined]
 
 
-def _mean(grad: Tensor, mesh: Mesh) -> Tensor:
+def _mean(grad: Tensor, mesh: Mesh, axes: Collection[str] = AXES) -> Tensor:
     part = grad.to(mesh.device) / mesh.num_ranks  # before the sum, as half overflows
-    return reduce_sum(part, mesh, AXES).to(grad.device)
+    return reduce_sum(part, mesh, axes).to(grad.device)
 
 
 class _Leaf:

@@ -23,6 +23,7 @@ from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh, check_mesh, one_thread
 from hyperslab.errors import ConfigError
+from hyperslab.nn import dispatch
 from hyperslab.nn.cuda_graphs.graphed import Graphed, can_record
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.depth_first import memory_watch
@@ -43,6 +44,7 @@ from hyperslab.nn.parallel.checks import (
     check_layers,
     check_tensors,
 )
+from hyperslab.nn.parallel.cut_weights import cut_weights
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.plain_random import PlainDraws
@@ -115,6 +117,9 @@ def parallelize(
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
+    if mesh.grid.size("channel") > 1 and not sharded:
+        cut_weights(module, mesh)
+        dispatch.cut_weights.exist = True
     BackwardHooks(module, mesh).warn()
     install_chains(chains)
     if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):

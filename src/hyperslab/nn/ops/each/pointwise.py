@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.errors import LayoutError
 from hyperslab.kernels import fused
 from hyperslab.nn.adopt import write_adopted
-from hyperslab.nn.align import align, check_operands
+from hyperslab.nn.align import align, check_input, of_channels
 from hyperslab.nn.deferred import ACTIVATIONS, Deferred, defer_activation
 from hyperslab.nn.op import IMPLEMENTED, Function, compute, define, unsupported, writes_in_place
 from hyperslab.nn.slab import Slab
@@ -172,12 +173,17 @@ def _make_conversion(function: Callable[..., Any]) -> None:
 
 
 @define("pointwise", torch.prelu, F.prelu, Tensor.prelu)
-def _prelu(input: Slab, weight: Tensor) -> Slab:
-    """The weights follow dim 1, the channels, which are whole on every rank."""
-    x = check_operands(torch.prelu, input, weight)
-    if 1 in x.layout.split_dims:
-        raise unsupported(torch.prelu, x, "its channels are split")
-    return x.with_local(torch.prelu(x.local, weight))
+def _prelu(input: Slab, weight: Slab | Tensor) -> Slab:
+    """The weights, if there are several, follow dim 1, the channels."""
+    x = check_input(torch.prelu, input)
+    several = weight.numel() > 1
+    if several and (x.ndim < 2 or tuple(weight.shape) != x.layout.shape[1:2]):
+        raise LayoutError(
+            f"prelu: {tuple(weight.shape)} is not one number for each channel of an input of shape "
+            f"{tuple(x.shape)}"
+        )
+    own: Any = of_channels(x, weight) if several else weight
+    return x.with_local(torch.prelu(x.local, own.local if isinstance(own, Slab) else own))
 
 
 @define("pointwise", F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_)

@@ -9,11 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.comm.fetch import reduce_scatter
+from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
+from hyperslab.layout import Layout, plan_blocks
+from hyperslab.nn.align import localize
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, contract, product_flops
 from hyperslab.nn.ops.reduce.along import Along, run_along
 from hyperslab.nn.ops.reduce.extremes import extreme_of
+from hyperslab.nn.ops.reduce.reductions import widened
+from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab
 
 
@@ -27,6 +33,8 @@ def linear(
             f"linear: a weight of shape {tuple(weight.shape)} does not fit an input of shape "
             f"{tuple(input.shape)}"
         )
+    if isinstance(weight, Slab) and weight.ndim == 2 and weight.layout.split_dims:
+        return _by_blocks(input, weight, bias)
     if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
         fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
         if fits and not input.layout.splits[-1]:  # no rank needs anything of the others
@@ -41,6 +49,31 @@ def _names(ndim: int, weight: int) -> tuple[tuple[Names, Names], Names]:
     batch = tuple(f"batch {n}" for n in range(ndim - 1))
     out = ("out",) if weight == 2 else ()
     return ((*batch, "in"), (*out, "in")), (*batch, *out)
+
+
+def _by_blocks(input: Slab | Tensor, weight: Slab, bias: Slab | Tensor | None) -> Slab:
+    """The product by a weight of which each rank keeps a block: rows, columns, or both.
+
+    A rank fetches the columns of the input that its block has, multiplies, and what ranks made of
+    the same outputs is added: where samples were split over these ranks, each gets its own again;
+    else, where rows are whole, each gets its share of the outputs; else each gets all.
+    """
+    x = input if isinstance(input, Slab) else _everywhere(input, weight)
+    plan = plan_blocks(x.mesh.grid, x.mesh.rank, x.layout, weight.layout)
+    made = F.linear(recut(x, plan.input).local, weight.local)
+    if plan.exchange is not None:
+        made = reduce_scatter(made, plan.exchange, x.mesh)
+    elif plan.axis is not None:
+        made = reduce_sum(widened(made), x.mesh, [plan.axis]).to(made.dtype)
+    if bias is not None:
+        target = Layout((weight.shape[0],), plan.output.splits[-1:])
+        made = made + localize(bias, target, target.box(x.mesh.coords)).to(made.dtype)
+    return x.with_local(made, plan.output)
+
+
+def _everywhere(x: Tensor, like: Slab) -> Slab:
+    """The Slab of a plain tensor, which is whole on every rank."""
+    return like.with_local(x, Layout.unsplit(x.shape))
 
 
 _LOOKED_UP = Along(lambda *_: (), others="whole", looks=True)

@@ -17,11 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.agree import run_together
+from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.layout import Layout
+from hyperslab.nn.align import localize
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
 from hyperslab.nn.ops.reduce.reductions import SHORT, widened
+from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
 
 _signature = lru_cache(inspect.signature)
@@ -271,16 +274,17 @@ def triplet_margin_with_distance_loss(
 
 
 def _make_class_loss(function: Callable[..., Any]) -> None:
-    """A loss of scores whose classes lie along dim 1, which is whole, in every position."""
+    """A loss of scores whose classes lie along dim 1, in every position."""
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _LossCall(function, args, kwargs)
         x, target, weight = (call.arguments[name] for name in ("input", "target", "weight"))
-        split_weight = isinstance(weight, Slab) and weight.layout.split_dims
-        if x.ndim < 2 or (isinstance(x, Slab) and x.layout.splits[1]) or split_weight:
-            slab = next(t for t in (x, target, weight) if isinstance(t, Slab))
-            raise unsupported(function, slab, "its classes must lie along dim 1 and be whole")
+        if isinstance(weight, Slab):
+            weight = call.arguments["weight"] = whole_along(weight, weight.layout.split_dims).local
+        if x.ndim < 2:
+            slab = next(t for t in (x, target) if isinstance(t, Slab))
+            raise unsupported(function, slab, "its classes must lie along dim 1")
         batch = _batch(x.ndim - 1)
         classes = (batch[0], "class", *batch[1:])
         soft = tuple(target.shape) == tuple(x.shape) and function is F.cross_entropy
@@ -291,14 +295,52 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
             )
         if (found := call.of_whole()) is not None:
             return found
-        names = {"input": classes, "target": classes if soft else batch}
-        if weight is not None:
-            names["weight"] = ("class",)
-        each = call.each(names, batch)
+        if isinstance(x, Slab) and x.layout.splits[1]:
+            each = _each_of_split_classes(call, x, soft=soft)
+        else:
+            names = {"input": classes, "target": classes if soft else batch}
+            if weight is not None:
+                names["weight"] = ("class",)
+            each = call.each(names, batch)
         if call.reduction != "mean" or soft:
             return _reduce(each, call.reduction)
         total = each.sum(dtype=torch.float32 if each.dtype in SHORT else None)
         return (total / _num_counted(target, weight, call.arguments["ignore_index"])).to(each.dtype)
+
+
+def _each_of_split_classes(call: _LossCall, x: Slab, *, soft: bool) -> Any:
+    """The loss in each position, from what ranks that hold some of the classes know of it."""
+    target, weight = call.arguments["target"], call.arguments["weight"]
+    scores: Any = F.log_softmax(x, 1) if call.function is F.cross_entropy else x  # type: ignore[arg-type]
+    smoothing = call.arguments.get("label_smoothing", 0.0)
+    weighted = scores if weight is None else scores * weight.view(-1, *[1] * (x.ndim - 2))
+    if soft:
+        return -(weighted * (target * (1 - smoothing) + smoothing / x.shape[1])).sum(1)
+    each: Any = _entries_of_labels(call, -weighted, target)
+    if not smoothing:
+        return each
+    counted = (target != call.arguments["ignore_index"]).to(each.dtype)
+    return each * (1 - smoothing) - weighted.sum(1) * counted * (smoothing / x.shape[1])
+
+
+def _entries_of_labels(call: _LossCall, scores: Slab, labels: Slab | Tensor) -> Slab:
+    """The entry of ``scores`` at each label, which one of the ranks has; 0 where it is ignored.
+
+    Labels that are no classes are torch's to refuse.
+    """
+    layout, (start, stop) = scores.layout, scores.box.spans[1]
+    target = Layout((layout.shape[0], *layout.shape[2:]), (layout.splits[0], *layout.splits[2:]))
+    mine: Tensor = localize(labels, target, target.box(scores.mesh.coords))
+    is_known = (mine == call.arguments["ignore_index"]) | ((mine >= 0) & (mine < layout.shape[1]))
+    is_here = is_known & (mine >= start) & (mine < stop)
+    place = torch.where(is_here, mine - start, torch.where(is_known, 0, layout.shape[1]))
+    # A rank without classes has one that no label names.
+    local = (
+        scores.local if stop > start else F.pad(scores.local, [0, 0] * (scores.ndim - 2) + [0, 1])
+    )
+    found = run_together(lambda: local.gather(1, place.unsqueeze(1)).squeeze(1), scores.mesh)
+    part = torch.where(is_here, found, 0)
+    return scores.with_local(reduce_sum(part, scores.mesh, layout.axes_of([1])), target)
 
 
 def _num_counted(target: Any, weight: Any, ignored: int) -> Any:
@@ -306,10 +348,9 @@ def _num_counted(target: Any, weight: Any, ignored: int) -> Any:
     counted = target != ignored
     if weight is None:
         return counted.sum()
-    whole = weight.local if isinstance(weight, Slab) else weight
     labels = target.local if isinstance(target, Slab) else target
     counts = counted.local if isinstance(counted, Slab) else counted
-    weights = widened(whole)[labels * counts] * counts
+    weights = widened(weight)[labels * counts] * counts
     return (target.with_local(weights) if isinstance(target, Slab) else weights).sum()
 
 

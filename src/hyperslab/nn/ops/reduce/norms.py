@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperslab.comm.fetch import fetch
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.dist_ops.norm import Ends, Moments, normalize_channels, standardize
 from hyperslab.dist_ops.window_conv import rows_beside
 from hyperslab.errors import ConfigError, LayoutError
 from hyperslab.kernels.norm import fits, standardize_by
-from hyperslab.nn.align import check_operands, localize
+from hyperslab.layout import Exchange, Grid, Layout, Span, plan_exchange
+from hyperslab.nn.align import check_input, layout_of_channels, localize, of_channels
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import widened
+from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab
 
 
@@ -44,16 +49,18 @@ def _affine_per_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -
     return _affine(x, *ends)
 
 
-def _check_channels(function: Any, input: Slab, *per_channel: Tensor | None) -> Slab:
-    """``input``, if its channels are whole and there is one number a channel in each of the others.
+Vector = Slab | Tensor | None
+"""One number for each channel: on every rank, or cut as weights are."""
+
+
+def _check_channels(function: Any, input: Slab | Tensor, *per_channel: Vector) -> Slab:
+    """``input``, if there is one number a channel in each of the others.
 
     Ranks that hold nothing would not see the local norm refuse.
     """
-    x = check_operands(function, input, *per_channel)
+    x = check_input(function, input)
     if x.ndim < 2:
         raise LayoutError(f"{function.__name__} wants at least 2 dims, got shape {tuple(x.shape)}")
-    if x.layout.splits[1]:
-        raise unsupported(function, x, "its channels are split")
     for t in per_channel:
         if t is not None and tuple(t.shape) != x.layout.shape[1:2]:
             raise LayoutError(
@@ -63,24 +70,39 @@ def _check_channels(function: Any, input: Slab, *per_channel: Tensor | None) -> 
     return x
 
 
-def _update(running: Tensor, new: Tensor, momentum: float) -> None:
-    with torch.no_grad():
-        running.lerp_(new.to(running.dtype), momentum)
+@torch.no_grad()
+def _update(running: Slab | Tensor, new: Tensor, x: Slab, momentum: float) -> None:
+    """Has ``running`` follow ``new``, the statistics of the channels that this rank holds of ``x``.
+
+    Collective over the ranks that hold other channels, where ``running`` is not cut as ``x`` is.
+    """
+    layout = running.layout if isinstance(running, Slab) else Layout.unsplit(running.shape)
+    found = recut(x.with_local(new, layout_of_channels(x)), layout).local
+    own = running.local if isinstance(running, Slab) else running
+    own.lerp_(found.to(own.dtype), momentum)
+
+
+def _lies_as_channels(running: Vector, x: Slab) -> bool:
+    """Whether a rank has just the numbers of the channels that it has of ``x``."""
+    if isinstance(running, Slab):
+        return running.layout == layout_of_channels(x)
+    return running is None or x.layout.splits[1] is None
 
 
 def _by_running(
     function: Any,
     x: Slab,
-    mean: Tensor | None,
-    var: Tensor | None,
+    running_mean: Vector,
+    running_var: Vector,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
 ) -> Slab:
     """``x`` standardised by running statistics."""
+    mean, var = of_channels(x, running_mean), of_channels(x, running_var)
     if mean is None or var is None:
         raise ConfigError(f"{function.__name__} needs running statistics where it uses no others")
-    if fits(x.local):
+    if fits(x.local) and x.local.shape[1]:
         return x.with_local(F.batch_norm(x.local, mean, var, weight, bias, eps=eps))
     local = standardize_by(x.local, mean, var, eps)
     return x.with_local(_affine_per_channel(local, weight, bias))
@@ -89,25 +111,26 @@ def _by_running(
 @define("reducing", F.batch_norm)
 def batch_norm(
     input: Slab,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    running_mean: Vector,
+    running_var: Vector,
+    weight: Vector = None,
+    bias: Vector = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Slab:
     """Batch norm over the global batch, or over one spatial group where the mesh says so."""
     x = _check_channels(F.batch_norm, input, running_mean, running_var, weight, bias)
+    weight, bias = of_channels(x, weight), of_channels(x, bias)
     if not training:
         return _by_running(F.batch_norm, x, running_mean, running_var, weight, bias, eps)
     dims = (0, *range(2, x.ndim))
     over = dims[1:] if x.mesh.batch_stats == "spatial" else dims
     axes = x.layout.axes_of(over)
-    if not axes and fits(x.local):
-        return x.with_local(
-            F.batch_norm(x.local, running_mean, running_var, weight, bias, True, momentum, eps)
-        )
+    lies = _lies_as_channels(running_mean, x) and _lies_as_channels(running_var, x)
+    if not axes and fits(x.local) and lies and x.local.shape[1]:
+        statistics = of_channels(x, running_mean), of_channels(x, running_var)
+        return x.with_local(F.batch_norm(x.local, *statistics, weight, bias, True, momentum, eps))
     num_samples = x.layout.shape[0] if 0 in over else x.local.shape[0]
     count = num_samples * math.prod(x.layout.shape[2:])
     if count == 1:
@@ -119,9 +142,9 @@ def batch_norm(
 
     def update(mean: Tensor, var: Tensor) -> None:
         if running_mean is not None:
-            _update(running_mean, mean.flatten(), momentum)
+            _update(running_mean, mean.flatten(), x, momentum)
         if running_var is not None:
-            _update(running_var, var.flatten() * (count / (count - 1)), momentum)
+            _update(running_var, var.flatten() * (count / (count - 1)), x, momentum)
 
     return x.with_local(_normalized(x, (weight, bias), Moments(dims, axes, count), eps, update))
 
@@ -141,16 +164,17 @@ def _normalized(
 @define("reducing", F.instance_norm)
 def instance_norm(
     input: Slab,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    running_mean: Vector = None,
+    running_var: Vector = None,
+    weight: Vector = None,
+    bias: Vector = None,
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Slab:
     """Instance norm over the whole of every sample."""
     x = _check_channels(F.instance_norm, input, running_mean, running_var, weight, bias)
+    weight, bias = of_channels(x, weight), of_channels(x, bias)
     if not use_input_stats:
         return _by_running(F.instance_norm, x, running_mean, running_var, weight, bias, eps)
     count = math.prod(x.layout.shape[2:])
@@ -174,9 +198,9 @@ def instance_norm(
     local, mean, var = standardize(x.local, moments, eps, x.mesh, inner=inner)
     # Only with running statistics, or ranks that have samples (above) would not take part.
     if running_mean is not None:
-        _update(running_mean, _sample_mean(mean, x), momentum)
+        _update(running_mean, _sample_mean(mean, x), x, momentum)
     if running_var is not None:
-        _update(running_var, _sample_mean(var, x) * (count / (count - 1)), momentum)
+        _update(running_var, _sample_mean(var, x) * (count / (count - 1)), x, momentum)
     return x.with_local(_affine_per_channel(local, weight, bias))
 
 
@@ -190,53 +214,79 @@ def _sample_mean(stat: Tensor, x: Slab) -> Tensor:
 def group_norm(
     input: Slab,
     num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Vector = None,
+    bias: Vector = None,
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Slab:
     """Group norm over the whole of every sample's groups of channels."""
     x = _check_channels(F.group_norm, input, weight, bias)
-    dims = range(2, x.ndim)
-    axes = x.layout.axes_of(dims)
-    num_samples, channels = x.local.shape[:2]
+    channels = x.layout.shape[1]
     if num_groups < 1 or channels % num_groups:
         raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
-    if not axes and fits(x.local):
-        return x.with_local(F.group_norm(x.local, num_groups, weight, bias, eps))
-    grouped = x.local.reshape(num_samples, num_groups, channels // num_groups, *x.local.shape[2:])
-    count = channels // num_groups * math.prod(x.layout.shape[2:])
+    each = channels // num_groups
+    ends = of_channels(x, weight), of_channels(x, bias)
+    cut = x.layout.splits[1]
+    if cut and any(bound % each for bound in cut.cuts.bounds):
+        return _norm_of_cut_groups(x, each, num_groups, ends, eps)
+    num_samples, num_mine = x.local.shape[0], x.box.spans[1].size // max(1, each)
+    axes = x.layout.axes_of(range(2, x.ndim))
+    if not axes and fits(x.local) and num_mine:
+        return x.with_local(F.group_norm(x.local, num_mine, *ends, eps))
+    count = each * math.prod(x.layout.shape[2:])
     if not count:
-        return x.with_local(_affine_per_channel(x.local, weight, bias))
+        return x.with_local(_affine_per_channel(x.local, *ends))
+    grouped = x.local.reshape(num_samples, num_mine, each, *x.local.shape[2:])
     moments = Moments(tuple(range(2, grouped.ndim)), axes, count)
-    local = standardize(grouped, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
-    return x.with_local(_affine_per_channel(local.view(x.local.shape), weight, bias))
+    local = standardize(grouped, moments, eps, x.mesh, inner=_is_affine(*ends))[0]
+    return x.with_local(_affine_per_channel(local.view(x.local.shape), *ends))
+
+
+def _norm_of_cut_groups(x: Slab, each: int, num_groups: int, ends: Ends, eps: float) -> Slab:
+    """Where ranks share groups of ``each`` channels: from sums for each group over all of them."""
+    axes = x.layout.axes_of(range(1, x.ndim))
+    count = max(1, each * math.prod(x.layout.shape[2:]))
+    start, stop = x.box.spans[1]
+    group = torch.arange(start, stop, device=x.device) // each
+    spatial = tuple(range(2, x.ndim))
+    wide = widened(x.local)
+
+    def means(values: Tensor) -> Tensor:
+        """Over its group, of each sample and channel."""
+        sums = values.new_zeros(values.shape[0], num_groups)
+        sums = sums.index_add(1, group, values.sum(spatial) if spatial else values)
+        found = reduce_sum(sums, x.mesh, axes).index_select(1, group) / count
+        return found.view(*found.shape, *[1] * len(spatial))
+
+    centred = wide - means(wide)
+    local = centred * torch.rsqrt(means(centred.square()) + eps)
+    return x.with_local(_affine_per_channel(local.to(x.dtype), *ends))
 
 
 @define("reducing", F.layer_norm, torch.layer_norm)
 def layer_norm(
     input: Slab,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
+    weight: Vector = None,
+    bias: Vector = None,
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Slab:
     """Layer norm over the last dims; their weights are cut as the dims are."""
-    x = check_operands(F.layer_norm, input, weight, bias)
+    x = check_input(F.layer_norm, input)
     dims = _last_dims(F.layer_norm, x, normalized_shape, weight, bias)
     axes = x.layout.axes_of(dims)
+    ends = [None if t is None else localize(t, x.layout, x.box) for t in (weight, bias)]
     if not axes and fits(x.local):
-        return x.with_local(F.layer_norm(x.local, list(normalized_shape), weight, bias, eps))
+        shape = list(normalized_shape)
+        return x.with_local(F.layer_norm(x.local, shape, ends[0], ends[1], eps))
     moments = Moments(dims, axes, math.prod(normalized_shape))
-    box = x.box
-    local = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(weight, bias))[0]
-    ends = [None if t is None else localize(t, x.layout, box) for t in (weight, bias)]
+    local = standardize(x.local, moments, eps, x.mesh, inner=_is_affine(*ends))[0]
     return x.with_local(_affine(local, *ends))
 
 
 def _last_dims(
-    function: Any, x: Slab, normalized_shape: Sequence[int], *weights: Tensor | None
+    function: Any, x: Slab, normalized_shape: Sequence[int], *weights: Vector
 ) -> tuple[int, ...]:
     """The dims of ``normalized_shape``, if those of ``x`` and of the weights are such."""
     num, fits = len(normalized_shape), tuple(normalized_shape)
@@ -253,29 +303,49 @@ def _last_dims(
 def rms_norm(
     input: Slab,
     normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
+    weight: Vector = None,
     eps: float | None = None,
 ) -> Slab:
     """``input`` divided by the root of its mean square over the last dims."""
-    x = check_operands(F.rms_norm, input, weight)
+    x = check_input(F.rms_norm, input)
     dims = _last_dims(F.rms_norm, x, normalized_shape, weight)
     axes = x.layout.axes_of(dims)
+    factor: Tensor | None = localize(weight, x.layout, x.box)
     if not axes:
-        return x.with_local(F.rms_norm(x.local, list(normalized_shape), weight, eps))
+        return x.with_local(F.rms_norm(x.local, list(normalized_shape), factor, eps))
     wide = widened(x.local)
     squares = reduce_sum(wide.square().sum(dims, keepdim=True), x.mesh, axes)
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
     local = (wide * torch.rsqrt(squares / math.prod(normalized_shape) + eps)).to(x.dtype)
-    return x.with_local(_affine(local, localize(weight, x.layout, x.box), None))
+    return x.with_local(_affine(local, factor, None))
 
 
 @define("reducing", F.local_response_norm)
 def local_response_norm(
     input: Slab, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Slab:
-    """The local norm of each piece, as no pixel needs another and channels are whole."""
-    if not input.is_floating_point():
-        raise unsupported(F.local_response_norm, input, "its numbers are not floating point")
-    if input.ndim > 1 and input.layout.splits[1]:
-        raise unsupported(F.local_response_norm, input, "its channels are split")
-    return input.with_local(F.local_response_norm(input.local, size, alpha, beta, k))
+    """The local norm of each piece, with the channels beside it where channels are split."""
+    x = input
+    if not x.is_floating_point():
+        raise unsupported(F.local_response_norm, x, "its numbers are not floating point")
+    if x.ndim < 2 or not x.layout.splits[1]:
+        return x.with_local(F.local_response_norm(x.local, size, alpha, beta, k))
+    exchange = _plan_beside(x.mesh.grid, x.mesh.rank, x.layout, size // 2, (size - 1) // 2)
+    window = fetch(x.local, exchange, x.mesh)
+    if not exchange.owned:
+        return x.with_local(empty_output(exchange.owned.shape, window))
+    local = F.local_response_norm(window, size, alpha, beta, k)
+    return x.with_local(local.narrow(1, size // 2, x.local.shape[1]))
+
+
+@lru_cache(maxsize=256)
+def _plan_beside(grid: Grid, rank: int, source: Layout, below: int, above: int) -> Exchange:
+    """How ``rank`` gets its piece with channels beside it; none where it has none."""
+    boxes = [source.box(coords) for coords in grid.coords]
+    wanted = [
+        box.with_span(1, Span(box.spans[1].start - below, box.spans[1].stop + above))
+        if box
+        else box
+        for box in boxes
+    ]
+    return plan_exchange(grid, rank, source, wanted)

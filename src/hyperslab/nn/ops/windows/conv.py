@@ -37,6 +37,7 @@ from hyperslab.layout import (
 )
 from hyperslab.nn.align import check_operands
 from hyperslab.nn.op import Call, Op
+from hyperslab.nn.ops.windows.channels import convolve_cut, has_cut_channels
 from hyperslab.nn.ops.windows.spatial import (
     autocast,
     autocast_dtype,
@@ -126,6 +127,8 @@ def _make_conv(num_dims: int) -> None:
 
 
 def _conv(call: Call) -> Slab:
+    if has_cut_channels(call):
+        return convolve_cut(call, _conv)
     function, (_, weight, bias) = call.op.function, call.operands
     x = check_spatial(function, check_operands(function, *call.operands), len(call.windows))
     stride, padding, dilation, groups = call.options.values()
@@ -207,6 +210,8 @@ def _make_conv_transpose(num_dims: int) -> None:
 
 
 def _conv_transpose(call: Call) -> Slab:
+    if has_cut_channels(call):
+        return convolve_cut(call, _conv_transpose)
     function, (_, weight, bias) = call.op.function, call.operands
     x = check_spatial(function, check_operands(function, *call.operands), len(call.windows))
     stride, padding, dilation, output_padding, groups = call.options.values()

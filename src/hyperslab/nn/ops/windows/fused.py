@@ -46,6 +46,7 @@ from hyperslab.nn.deferred import (
     unactivated,
 )
 from hyperslab.nn.op import Call, FusedRule, fuse
+from hyperslab.nn.ops.windows.channels import has_cut_channels
 from hyperslab.nn.ops.windows.conv import plan_conv, run_conv
 from hyperslab.nn.ops.windows.pool import as_many, avg_pool, max_pool, pads_at_start, unpadded
 from hyperslab.nn.ops.windows.spatial import (
@@ -60,7 +61,8 @@ from hyperslab.torch_private import has_saved_tensor_hooks
 
 def _conv_pays(call: Call) -> bool:
     x = call.input
-    return type(x) is Slab and x.ndim == len(call.windows) + 2 and fused.pays(x.local)
+    is_batch = type(x) is Slab and x.ndim == len(call.windows) + 2
+    return is_batch and fused.pays(x.local) and not has_cut_channels(call)
 
 
 def _defer_conv(call: Call) -> Slab | None:
@@ -111,6 +113,7 @@ def _waits_over_ranks(call: Call) -> bool:
         and x.ndim == len(call.windows) + 2
         and any(x.layout.splits[2:])
         and fused.defers_pieces(x.local)
+        and not has_cut_channels(call)
     )
 
 
