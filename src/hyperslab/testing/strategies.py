@@ -20,7 +20,7 @@ def places(draw: DrawFn, shape: Sequence[int]) -> Place:
 
     Some of its axes may cut no dim of the tensor, which is then equal on several ranks.
     """
-    own = [axis for axis in DIM_AXES[len(shape)] if axis and axis != "channel"]
+    own = [axis for axis in DIM_AXES[len(shape)] if axis]
     others = [axis for axis in AXES if axis not in own]
     order = draw(
         st.one_of(st.permutations(own).map(lambda own: [*own, *others]), st.permutations(AXES))
@@ -35,11 +35,7 @@ def cuts_for(
 ) -> dict[str, Sequence[int]]:
     """Cuts of a tensor of ``shape`` on a mesh of ``axes``, for some of them or all."""
     named = {axis: n for axis, n in zip(DIM_AXES[len(shape)], shape, strict=True) if axis}
-    drawn = {
-        axis: draw(bounds_of(extent, axes.get(axis, 1)))
-        for axis, extent in named.items()
-        if axis != "channel"
-    }
+    drawn = {axis: draw(bounds_of(extent, axes.get(axis, 1))) for axis, extent in named.items()}
     return {axis: bounds for axis, bounds in drawn.items() if bounds is not None}
 
 

@@ -14,6 +14,7 @@ from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
 from hyperslab.nn.op import Call, define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
+from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
 
 _SPLIT_KEYS = "its keys, or the parts of its vectors, are split: gather keys and values first"
@@ -74,6 +75,11 @@ def _causal(like: Slab, start: int, query: Tensor, key: Tensor) -> Tensor:
     return allowed.tril(start)
 
 
+def _with_whole_vectors(t: Any) -> Any:
+    """Of queries, keys and values, which have 3 dims, where weights are cut as vectors are."""
+    return whole_along(t, [2]) if isinstance(t, Slab) and t.ndim == 3 else t
+
+
 _MULTI_HEAD: dict[str, Names] = {
     "query": ("query", "sample", "part"),
     "key": ("key", "sample", "part of key"),
@@ -94,8 +100,9 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Slab, Slab 
     slab = next(t for t in given.values() if isinstance(t, Slab))
     if any(t.ndim != len(_MULTI_HEAD[name]) for name, t in operands.items()):
         raise unsupported(function, slab, "its input must have 3 dims and its masks 2")
-    if any(isinstance(t, Slab) for name, t in given.items() if name not in operands):
-        raise unsupported(function, slab, "its weights must be plain tensors")
+    if weights := {n: t for n, t in given.items() if n not in operands and isinstance(t, Slab)}:
+        given.update({n: whole_along(t, t.layout.split_dims).local for n, t in weights.items()})
+        operands = {name: _with_whole_vectors(t) for name, t in operands.items()}
     if given["training"] and given["dropout_p"] > 0:
         raise unsupported(function, slab, "its dropout draws random numbers")
     names = tuple(_MULTI_HEAD[name] for name in operands)

@@ -21,6 +21,7 @@ from hyperslab.layout import (
     TransposedWindow,
     Window,
     check_steps,
+    cut_in_chunks,
     local_padding,
     per_dim,
     plan_windows,
@@ -32,6 +33,7 @@ from hyperslab.nn.ops.windows.spatial import (
     scaled,
     without_samples,
 )
+from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view
 
@@ -149,12 +151,13 @@ def fold(
     patches = _Patches.of(kernel_size, dilation, padding, stride)
     height, width = per_dim(output_size, 2)
     rows = _rows(x, patches, height, width)
+    x = _with_whole_patches(x, patches.num_pixels)
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, rows))
     samples, channels, split = planned.output.splits
     num_channels = x.shape[1] // patches.num_pixels
     layout = Layout(
         (x.shape[0], num_channels, height, width),
-        (samples, _channels(x, channels, patches.num_pixels), split, None),
+        (samples, _channels(channels, patches.num_pixels), split, None),
     )
     window, box = fetch(x.local, planned.exchange, x.mesh), layout.box(x.mesh.coords)
     if not box:
@@ -166,6 +169,15 @@ def fold(
     unpadded = patches._replace(padding=(0, patches.padding[1]))
     local = F.fold(window, (written.size, width), *unpadded)
     return x.with_local(local.narrow(2, own.start - written.start, own.size), layout)
+
+
+def _with_whole_patches(x: Slab, num_pixels: int) -> Slab:
+    """``x`` cut, where dim 1 is split, between the pixels of different channels."""
+    split = x.layout.splits[1]
+    if not split or not any(bound % num_pixels for bound in split.cuts.bounds):
+        return x
+    cuts = cut_in_chunks(x.shape[1] // num_pixels, split.cuts.num).scaled(num_pixels)
+    return recut(x, x.layout.with_dim(1, x.shape[1], Split(split.axis, cuts)))
 
 
 def _rows(x: Slab, patches: _Patches, height: int, width: int) -> FoldedRows:
@@ -187,10 +199,8 @@ def _rows(x: Slab, patches: _Patches, height: int, width: int) -> FoldedRows:
     )
 
 
-def _channels(x: Slab, split: Split | None, num_pixels: int) -> Split | None:
-    """The split of an image's channels, from that of the pixels of its patches."""
+def _channels(split: Split | None, num_pixels: int) -> Split | None:
+    """The split of an image's channels, from that of the pixels of its whole patches."""
     if split is None:
         return None
-    if any(bound % num_pixels for bound in split.cuts.bounds):
-        raise unsupported(F.fold, x, "patches are split")
     return Split(split.axis, Cuts(tuple(bound // num_pixels for bound in split.cuts.bounds)))
