@@ -100,8 +100,8 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Slab, Slab 
     slab = next(t for t in given.values() if isinstance(t, Slab))
     if any(t.ndim != len(_MULTI_HEAD[name]) for name, t in operands.items()):
         raise unsupported(function, slab, "its input must have 3 dims and its masks 2")
-    if weights := {n: t for n, t in given.items() if n not in operands and isinstance(t, Slab)}:
-        given.update({n: whole_along(t, t.layout.split_dims).local for n, t in weights.items()})
+    if cut := {n: t for n, t in given.items() if n not in operands and isinstance(t, Slab)}:
+        given.update({n: whole_along(t, t.layout.split_dims).local for n, t in cut.items()})
         operands = {name: _with_whole_vectors(t) for name, t in operands.items()}
     if given["training"] and given["dropout_p"] > 0:
         raise unsupported(function, slab, "its dropout draws random numbers")
