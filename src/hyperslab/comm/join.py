@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import atexit
 import gc
-import math
 import os
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -32,7 +31,7 @@ from hyperslab.comm.device_setup import (
 from hyperslab.comm.failure_report import contact, publish_report
 from hyperslab.comm.launch import Launch, find_launch, how_to_set
 from hyperslab.comm.local_sockets import LocalSockets, connect
-from hyperslab.comm.mesh import Mesh, forget_groups
+from hyperslab.comm.mesh import Mesh, forget_groups, read_grid
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.kernels.conv_check import describe, find_wrong
 from hyperslab.kernels.torch_conv import avoid
@@ -78,7 +77,7 @@ def init(
     launch = find_launch()
     num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
     asked = (sample, channel, depth, height, width)
-    grid = _grid(dict(zip(AXES, asked, strict=True)), num_ranks)
+    grid = read_grid(dict(zip(AXES, asked, strict=True)), num_ranks)
     if not 0 < timeout_seconds <= MOST_SECONDS:
         raise ConfigError(
             f"timeout_seconds must be above 0 and at most {MOST_SECONDS}, got {timeout_seconds}"
@@ -131,36 +130,6 @@ def _close_sockets() -> None:
         _, sockets = _connected.pop()
         if sockets is not None:
             sockets.close()
-
-
-def _grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
-    """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
-    for axis, size in asked.items():
-        free = axis == "sample" and (size is None or size == -1)
-        if not free and (type(size) is bool or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
-    sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
-    product = math.prod(sizes.values())
-    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
-    if "sample" not in sizes:
-        if num_ranks == 1 < product:
-            raise ConfigError(
-                f"a mesh of {shown} needs {product} ranks, but there is 1: start {product}, as by "
-                f"torchrun --nproc-per-node {product}"
-            )
-        if num_ranks % product:
-            raise ConfigError(
-                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "
-                f"of {product}"
-            )
-        sizes["sample"] = num_ranks // product
-    elif product != num_ranks:
-        are = "is" if num_ranks == 1 else "are"
-        raise ConfigError(
-            f"a mesh of {shown} needs {product} ranks, but there {are} {num_ranks}: change the "
-            f"axes, or start {product} processes (torchrun --nproc-per-node {product} ...)"
-        )
-    return Grid(tuple(sizes[axis] for axis in AXES))
 
 
 def _device(device: str | torch.device | None, launch: Launch) -> torch.device:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -66,6 +67,8 @@ class Mesh:
     sockets: LocalSockets | None = field(default=None, repr=False)
     """What carries small messages between CPUs of one node."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
+    _siblings: dict[tuple[Grid, str], Mesh] = field(default_factory=dict, repr=False)
+    """Meshes of the same ranks for parts of a model, by their grids and ``batch_stats``."""
 
     number: ClassVar[int]
     """Of this very mesh in this process; see ``mesh_of``."""
@@ -124,6 +127,24 @@ class Mesh:
         """
         return tuple(axis for axis in self.grid.long_axes if axis not in axes)
 
+    def recut(self, axes: Mapping[str, int]) -> Mesh:
+        """The same ranks along other axes; ``sample``, left out, takes those that remain.
+
+        Slabs of both may meet.
+        """
+        asked = {axis: axes.get(axis, None if axis == "sample" else 1) for axis in AXES}
+        grid = read_grid(asked, self.num_ranks)
+        self._siblings.setdefault((self.grid, self.batch_stats), self)
+        found = self._siblings.get((grid, self.batch_stats))
+        if found is None:
+            found = replace(self, grid=grid, _groups={})
+            self._siblings[grid, self.batch_stats] = found
+        return found
+
+    def is_sibling(self, other: Mesh) -> bool:
+        """Whether one was made of the other by ``recut``, or both of a third."""
+        return self._siblings is other._siblings
+
     def device_mesh(self, *axes: str) -> DeviceMesh:
         """The ranks along ``axes``, in their order, as torch's DTensors know them.
 
@@ -160,6 +181,36 @@ class Mesh:
             f"Mesh({self.grid.describe()}, rank {self.rank} of {self.num_ranks}, {self.device}"
             f"{messages})"
         )
+
+
+def read_grid(asked: Mapping[str, int | None], num_ranks: int) -> Grid:
+    """The grid that was asked for, checked: every rank knows the same numbers and raises alike."""
+    for axis, size in asked.items():
+        free = axis == "sample" and (size is None or size == -1)
+        if not free and (type(size) is bool or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"axis {axis} must have at least 1 rank, got {size!r}")
+    sizes = {axis: size for axis, size in asked.items() if size is not None and size != -1}
+    product = math.prod(sizes.values())
+    shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "1"
+    if "sample" not in sizes:
+        if num_ranks == 1 < product:
+            raise ConfigError(
+                f"a mesh of {shown} needs {product} ranks, but there is 1: start {product}, as by "
+                f"torchrun --nproc-per-node {product}"
+            )
+        if num_ranks % product:
+            raise ConfigError(
+                f"{num_ranks} ranks cannot be spread over {shown}: {num_ranks} is not a multiple "
+                f"of {product}"
+            )
+        sizes["sample"] = num_ranks // product
+    elif product != num_ranks:
+        are = "is" if num_ranks == 1 else "are"
+        raise ConfigError(
+            f"a mesh of {shown} needs {product} ranks, but there {are} {num_ranks}: change the "
+            f"axes, or start {product} processes (torchrun --nproc-per-node {product} ...)"
+        )
+    return Grid(tuple(sizes[axis] for axis in AXES))
 
 
 def with_first_mesh(run: Run) -> Run:

@@ -36,6 +36,7 @@ from hyperslab.layout.exchange import (
     Windowed as Windowed,
     output_box_reads as output_box_reads,
     plan_exchange as plan_exchange,
+    plan_move as plan_move,
     plan_recut as plan_recut,
     plan_windows as plan_windows,
 )
@@ -58,7 +59,7 @@ from hyperslab.layout.layout import (
     Grid as Grid,
     Layout as Layout,
     Split as Split,
-    channel_split as channel_split,
+    recut_over as recut_over,
     split_over as split_over,
 )
 from hyperslab.layout.piece_call import (

@@ -147,6 +147,12 @@ def plan_recut(grid: Grid, rank: int, source: Layout, target: Layout) -> Exchang
     return plan_exchange(grid, rank, source, [target.box(coords) for coords in grid.coords])
 
 
+@lru_cache(maxsize=4096)
+def plan_move(grid: Grid, rank: int, source: Layout, other: Grid, target: Layout) -> Exchange:
+    """As ``plan_recut``, where ``target`` is on ``other``, a grid of the same ranks."""
+    return plan_exchange(grid, rank, source, [target.box(coords) for coords in other.coords])
+
+
 @dataclass(frozen=True, slots=True)
 class Windowed:
     """A windowed operator's output layout and how a rank gets the inputs it reads."""

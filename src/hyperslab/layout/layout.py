@@ -167,7 +167,7 @@ def split_over(
 
     ``axes`` names the axis of each dim; by default it follows from the number of dims
     (``DIM_AXES``). ``cuts`` gives the bounds along some axes; the others are cut evenly. Channels
-    are cut as weights are, by ``channel_split``; where they are few, some ranks hold none.
+    are cut as weights are, in chunks; where they are few, some ranks hold none.
 
     Every rank calls this with the same arguments, so an error is raised on all of them, before any
     of them waits for another.
@@ -186,10 +186,26 @@ def split_over(
     return Layout(tuple(shape), tuple(splits))
 
 
-def channel_split(extent: int, grid: Grid) -> Split | None:
-    """How channels, or weights for each of them, are cut: as ``DTensor`` cuts its shards."""
-    num = grid.size("channel")
-    return Split("channel", cut_in_chunks(extent, num)) if num > 1 else None
+@lru_cache(maxsize=4096)
+def recut_over(source: Layout, grid: Grid) -> Layout:
+    """The layout on another ``grid`` of a tensor that lies under ``source``.
+
+    Axes go on to cut the dims that they cut; others cut those that they usually do.
+    """
+    usual = DIM_AXES.get(len(source.shape), (None,) * len(source.shape))
+    names: list[str | None] = [split.axis if split else None for split in source.splits]
+    for dim, axis in enumerate(usual):
+        if names[dim] is None and axis not in names:
+            names[dim] = axis
+    splits: list[Split | None] = []
+    for dim, axis in enumerate(names):
+        split = source.splits[dim]
+        if split is not None and split.cuts.num == grid.size(split.axis):
+            splits.append(split)
+        else:
+            num = 1 if axis is None else grid.size(axis)
+            splits.append(_split_dim(source.shape, dim, axis or "", num, None))
+    return Layout(source.shape, tuple(splits))
 
 
 def _split_dim(

@@ -26,8 +26,8 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return dispatch_in_graph(function, args, kwargs)
     if waiting.calls:
         materialise(function, args)
-    if cut_weights.exist:
-        args, kwargs = cut_weights.as_slabs(args, kwargs)
+    if meetings.exist:
+        args, kwargs = meetings.prepare(function, args, kwargs)
     if journal.has_readers:
         journal.add(function, (*args, *kwargs.values()) if kwargs else args)
         if is_grad_enabled() or is_forward_ad_active():
@@ -101,33 +101,22 @@ def prepare_arguments(prepare: Rule) -> Rule:
     return prepare
 
 
-class _CutWeights:
-    """How weights that are cut over ranks, and meet Slabs, become Slabs."""
+class _Meetings:
+    """How what is not on the mesh of a Slab gets there: cut weights, Slabs of its siblings."""
 
     exist = False
-    """Whether any module has such weights."""
-    slab_of: Callable[[Any, Any], Any]
-    """What is made of an argument and a mesh."""
-
-    def as_slabs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
-        mesh = next((leaf.mesh for leaf in leaves if hasattr(leaf, "with_local")), None)
-        if mesh is None or mesh.num_ranks == 1:
-            return args, kwargs
-        slab_of = self.slab_of
-        named = {name: slab_of(arg, mesh) for name, arg in kwargs.items()}
-        return tuple([slab_of(arg, mesh) for arg in args]), named
+    """Whether any module has such weights, or parts that are cut in other ways."""
+    prepare: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    """Takes a function, its arguments and its keyword arguments."""
 
 
-cut_weights = _CutWeights()
+meetings = _Meetings()
 
 
-def slabs_of_weights(slab_of: Rule) -> Rule:
-    """Makes the decorated function what gives the Slab of a cut weight, or of those in a list."""
-    cut_weights.slab_of = slab_of
-    return slab_of
+def before_meetings(prepare: Rule) -> Rule:
+    """Makes the decorated function what brings arguments to one mesh."""
+    meetings.prepare = prepare
+    return prepare
 
 
 class _Waiting(threading.local):

@@ -18,7 +18,7 @@ from hyperslab.comm.mesh import Mesh, check_mesh
 from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, HyperslabError, LayoutError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.layout import Box, Layout, integers, plan_recut, split_over
+from hyperslab.layout import Box, Layout, integers, plan_move, plan_recut, split_over
 from hyperslab.nn.parallel.outside_tensors import MEAN, check_no_transform
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import is_dynamo_loaded, is_traced
@@ -192,6 +192,15 @@ def recut(x: Slab, target: Layout) -> Slab:
         return x
     exchange = plan_recut(x.mesh.grid, x.mesh.rank, x.layout, target)
     return x.with_local(fetch(x.local, exchange, x.mesh), target)
+
+
+def move(x: Slab, mesh: Mesh, target: Layout) -> Slab:
+    """``x`` under the layout ``target`` on ``mesh``, which has the same ranks.
+
+    Collective over the mesh. The gradient goes back the same way.
+    """
+    exchange = plan_move(x.mesh.grid, x.mesh.rank, x.layout, mesh.grid, target)
+    return Slab(fetch(x.local, exchange, x.mesh), target, mesh)
 
 
 def whole_along(x: Slab, dims: Sequence[int]) -> Slab:

@@ -1,4 +1,4 @@
-"""Weights that are cut along the channel axis: DTensors at rest, Slabs where they meet Slabs.
+"""Weights that are cut over ranks: DTensors at rest, Slabs where they meet Slabs.
 
 Each rank keeps a part of a weight, of its gradient and of the optimizer's state. Rules see a weight
 as a Slab, whose layout says who holds what, so that what a module makes of it is exact or refused,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,30 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.modules.batchnorm import _NormBase
 
 from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
-from hyperslab.errors import LayoutError
+from hyperslab.errors import ConfigError
 from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.layout import Box, Layout, Split, cut_in_chunks
-from hyperslab.nn.dispatch import slabs_of_weights
+from hyperslab.layout import AXES, Box, Layout, Split, cut_in_chunks, recut_over
+from hyperslab.nn.dispatch import before_meetings
+from hyperslab.nn.op import Function, is_operand, writes_in_place
 from hyperslab.nn.parallel.outside_tensors import mean_of
-from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import tree_map
+from hyperslab.nn.placement import move
+from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import tree_leaves, tree_map
 
 Dims = Mapping[str, int]
 """Along which dim each weight or buffer of a layer is cut, by its name."""
+
+Placements = Mapping[str, int]
+"""Which axis cuts which dim of a weight."""
+
+
+class ModuleCut(NamedTuple):
+    """How a module and its parts are cut."""
+
+    mesh: Mesh
+    split: str | None = None
+    """``filter``, ``channel`` or ``blocks``, where that is given for its weights."""
+
 
 _PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")
 
@@ -75,50 +89,91 @@ _CUTS: Mapping[type[nn.Module], Callable[[Any, str | None], Dims]] = {
 """The layers whose weights are cut. Those of others stay whole on every rank."""
 
 
-def cut_weights(module: nn.Module, mesh: Mesh, split: str | None = None) -> None:
-    """Makes the weights of layers within ``module`` DTensors on the channel axis of ``mesh``.
+def cut_weights(module: nn.Module, cut_of: Callable[[str], ModuleCut]) -> bool:
+    """Makes the weights of layers within ``module`` DTensors; whether there are any.
 
-    Each rank keeps its part of what it has now. Weights that layers share stay shared.
+    ``cut_of`` gives the cut of the layer of a name. Each rank keeps its part of what it has now.
+    Weights that layers share stay shared.
     """
     done: dict[int, Tensor] = {}
-    for layer in module.modules():
-        for table, name, dim in _weights_to_cut(layer, split):
-            whole = table[name]
+    blocks = _Blocks()
+    for name, layer in module.named_modules():
+        cut = cut_of(name)
+        if cut.mesh.grid.size("channel") == 1:
+            continue
+        for table, key, placements in _weights_to_cut(layer, cut, blocks):
+            whole = table[key]
             if isinstance(whole, DTensor):
                 continue
             if id(whole) not in done:
-                done[id(whole)] = _cut(whole, dim, mesh)
-            table[name] = done[id(whole)]
+                done[id(whole)] = _cut(whole, placements, cut.mesh)
+            table[key] = done[id(whole)]
+    return bool(done)
 
 
 def _weights_to_cut(
-    layer: nn.Module, split: str | None
-) -> Iterator[tuple[dict[str, Any], str, int]]:
+    layer: nn.Module, cut: ModuleCut, blocks: _Blocks
+) -> Iterator[tuple[dict[str, Any], str, Placements]]:
     for cls, find in _CUTS.items():
         if not isinstance(layer, cls):
             continue
-        for name, dim in find(layer, split).items():
+        dims = find(layer, cut.split)
+        by_name: dict[str, Placements] = {name: {"channel": dim} for name, dim in dims.items()}
+        if cut.split == "blocks" and isinstance(layer, nn.Linear):
+            by_name = blocks.next(cut.mesh)
+        for name, placements in by_name.items():
             for table in (layer._parameters, layer._buffers):
                 if isinstance(table.get(name), Tensor):
-                    yield table, name, dim
+                    yield table, name, placements
+
+
+class _Blocks:
+    """Dense layers that are cut into blocks of rows and columns, one after the other.
+
+    What cuts the rows of one, and so its outputs, cuts the columns of the next.
+    """
+
+    def __init__(self) -> None:
+        self._num = 0
+
+    def next(self, mesh: Mesh) -> dict[str, Placements]:
+        columns, rows = "channel", _other_axis(mesh)
+        if self._num % 2:
+            columns, rows = rows, columns
+        self._num += 1
+        return {"weight": {rows: 0, columns: 1}, "bias": {rows: 0}}
+
+
+def _other_axis(mesh: Mesh) -> str:
+    others = mesh.axes_beside(["channel"])
+    if len(others) != 1:
+        raise ConfigError(
+            "dense layers are cut into blocks over channel and one other axis, and the mesh is "
+            f"{mesh.grid.describe()}"
+        )
+    return others[0]
 
 
 @torch.no_grad()
-def _cut(whole: Tensor, dim: int, mesh: Mesh) -> Tensor:
+def _cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
     """Numbers that are one for all channels stay on every rank."""
-    over = mesh.device_mesh("channel")
-    placement: Placement = Replicate() if whole.numel() == 1 else Shard(dim)
-    piece = whole.detach()
-    if placement.is_shard():
-        layout = _layout(tuple(whole.shape), (placement,), ("channel",), (over.size(),))
-        piece = piece[layout.box(mesh.coords).slices_in(Box.whole(whole.shape))]
-    piece = piece.clone(memory_format=memory_format_of(whole))
+    axes = tuple(axis for axis in AXES if axis in placements or axis == "channel")
+    over = mesh.device_mesh(*axes)
+    found: list[Placement] = [
+        Shard(placements[axis]) if axis in placements and whole.numel() > 1 else Replicate()
+        for axis in axes
+    ]
+    sizes = tuple(map(mesh.grid.size, axes))
+    box = _layout(tuple(whole.shape), tuple(found), axes, sizes).box(mesh.coords)
+    if whole.is_meta:
+        piece = torch.empty(box.shape, dtype=whole.dtype, device=mesh.device)
+    else:
+        piece = whole.detach()[box.slices_in(Box.whole(whole.shape))]
+        piece = piece.clone(memory_format=memory_format_of(whole))
     cut = DTensor.from_local(
-        piece, over, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+        piece, over, found, run_check=False, shape=whole.shape, stride=whole.stride()
     )
-    if isinstance(whole, nn.Parameter):
-        return nn.Parameter(cut, whole.requires_grad)
-    return cut
+    return nn.Parameter(cut, whole.requires_grad) if isinstance(whole, nn.Parameter) else cut
 
 
 def is_cut(weight: object) -> bool:
@@ -141,31 +196,65 @@ def _layout(
     return layout
 
 
-@slabs_of_weights
-def slab_of_weight(value: Any, mesh: Mesh) -> Any:
-    """``value``, or what is in it, with Slabs on ``mesh`` for cut weights."""
-    if isinstance(value, tuple | list):
-        return tree_map(lambda leaf: slab_of_weight(leaf, mesh), value, is_leaf=is_slab)
-    if not is_cut(value):
-        return value
-    weight: DTensor = value
-    axes = weight.device_mesh.mesh_dim_names
-    assert axes is not None
-    if any(axis not in mesh.grid.long_axes for axis in axes) or (
-        mesh.device_mesh(*axes) != weight.device_mesh
-    ):
-        raise LayoutError(
-            f"a weight of shape {tuple(weight.shape)} is cut over {' x '.join(axes)}, and meets a "
-            f"Slab on {mesh.grid.describe()}, where other ranks share channels: use it within the "
-            "module that the plan names, or plan both alike"
-        )
+def slab_of_weight(weight: DTensor, mesh: Mesh) -> Slab | Tensor:
+    """The Slab of a cut weight: on ``mesh``, if it is cut there, else on the mesh where it is."""
+    own = mesh if _is_on(weight, mesh) else mesh_of_device_mesh(weight.device_mesh)
+    assert own is not None
+    axes = weight.device_mesh.mesh_dim_names or ()
     if any(placement.is_partial() for placement in weight.placements):
         weight = weight.redistribute(placements=[Replicate()] * len(axes))
     sizes = tuple(weight.device_mesh.size(i) for i in range(len(axes)))
     layout = _layout(tuple(weight.shape), weight.placements, axes, sizes)
-    local = mean_of(weight, mesh) if _wants_gradient(weight) else weight.to_local()
-    return Slab(local, layout, mesh) if layout.split_dims else local
+    wants_gradient = weight.requires_grad and torch.is_grad_enabled()
+    local = mean_of(weight, own) if wants_gradient else weight.to_local()
+    return Slab(local, layout, own) if layout.split_dims else local
 
 
-def _wants_gradient(weight: DTensor) -> bool:
-    return weight.requires_grad and torch.is_grad_enabled()
+def _is_on(weight: DTensor, mesh: Mesh) -> bool:
+    axes = weight.device_mesh.mesh_dim_names or ()
+    has_axes = all(axis in mesh.grid.long_axes for axis in axes)
+    return has_axes and mesh.device_mesh(*axes) == weight.device_mesh
+
+
+@before_meetings
+def on_one_mesh(
+    function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with Slabs for cut weights, and all Slabs on the mesh of the largest of them.
+
+    That is the mesh of what is written into, where something is. Weights that are cut in another
+    way are put together.
+    """
+    leaves = tree_leaves((args, kwargs), is_leaf=is_operand)
+    slabs = [leaf for leaf in leaves if isinstance(leaf, Slab)]
+    if not slabs or slabs[0].mesh.num_ranks == 1:
+        return args, kwargs
+    lead = max(slabs, key=Slab.numel)
+    if args and writes_in_place(function, kwargs):
+        written = slab_of_weight(args[0], lead.mesh) if is_cut(args[0]) else args[0]
+        lead = written if isinstance(written, Slab) else lead
+
+    def bring(leaf: Any) -> Any:
+        if is_cut(leaf):
+            weight = slab_of_weight(leaf, lead.mesh)
+            if not _is_elsewhere(weight, lead):
+                return weight
+            whole = move(weight, lead.mesh, Layout.unsplit(weight.layout.shape))
+            whole.local.copied_from = weight  # type: ignore[attr-defined]
+            return whole
+        if not _is_elsewhere(leaf, lead) or not leaf.mesh.is_sibling(lead.mesh):
+            return leaf
+        same = leaf.layout.shape == lead.layout.shape
+        to = lead.layout if same else recut_over(leaf.layout, lead.mesh.grid)
+        return move(leaf, lead.mesh, to)
+
+    if all(not is_cut(leaf) and not _is_elsewhere(leaf, lead) for leaf in leaves):
+        return args, kwargs
+    brought: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+        bring, (args, kwargs), is_leaf=is_operand
+    )
+    return brought
+
+
+def _is_elsewhere(leaf: Any, lead: Slab) -> TypeGuard[Slab]:
+    return isinstance(leaf, Slab) and leaf.mesh.grid != lead.mesh.grid

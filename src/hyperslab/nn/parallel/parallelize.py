@@ -23,7 +23,6 @@ from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh, check_mesh, one_thread
 from hyperslab.errors import ConfigError
-from hyperslab.nn import dispatch
 from hyperslab.nn.cuda_graphs.graphed import Graphed, can_record
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.depth_first import memory_watch
@@ -36,6 +35,7 @@ from hyperslab.nn.depth_first.chains import (
     installed_chains,
 )
 from hyperslab.nn.depth_first.memory_watch import MemoryWatch
+from hyperslab.nn.dispatch import meetings
 from hyperslab.nn.outputs import check_computed
 from hyperslab.nn.parallel.checks import (
     BackwardHooks,
@@ -47,6 +47,7 @@ from hyperslab.nn.parallel.checks import (
 from hyperslab.nn.parallel.cut_weights import cut_weights
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
+from hyperslab.nn.parallel.plan import Plan, cuts_by_name, install_plan, read_plan
 from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import ONLY_SLABS, Slab, is_slab
@@ -63,6 +64,7 @@ def parallelize(
     batch_stats: str = "global",
     depth_first: DepthFirstNames = AUTO,
     cuda_graphs: bool = False,
+    plan: Plan | None = None,
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
 
@@ -108,18 +110,25 @@ def parallelize(
     _check(module, mesh, batch_stats)
     if mesh.batch_stats != batch_stats:
         mesh = replace(mesh, batch_stats=batch_stats)
+    cuts = read_plan(plan or {}, module, mesh)
+    if cuts and shard_weights:
+        raise ConfigError(
+            "plan and shard_weights cannot be given together: FSDP2 wants one mesh for all weights"
+        )
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
     module.to(mesh.device)
     named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
-    traits = shard_weights, batch_stats, named, cuda_graphs, _traits(module)
+    planned = [(name, cut.mesh.grid.sizes, cut.split) for name, cut in cuts.items()]
+    traits = shard_weights, batch_stats, named, cuda_graphs, planned, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
-    if mesh.grid.size("channel") > 1 and not sharded:
-        cut_weights(module, mesh)
-        dispatch.cut_weights.exist = True
+    if not sharded and mesh.num_ranks > 1:
+        has_cuts = cut_weights(module, cuts_by_name(cuts, mesh))
+        meetings.exist |= has_cuts or bool(cuts)
+        install_plan(cuts, module)
     BackwardHooks(module, mesh).warn()
     install_chains(chains)
     if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):

@@ -22,7 +22,7 @@ from hyperslab.layout import Exchange, Grid, Layout, Span, plan_exchange
 from hyperslab.nn.align import check_input, layout_of_channels, localize, of_channels
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.reduce.reductions import widened
-from hyperslab.nn.placement import recut
+from hyperslab.nn.placement import move, recut, whole_along
 from hyperslab.nn.slab import Slab
 
 
@@ -76,16 +76,24 @@ def _update(running: Slab | Tensor, new: Tensor, x: Slab, momentum: float) -> No
 
     Collective over the ranks that hold other channels, where ``running`` is not cut as ``x`` is.
     """
-    layout = running.layout if isinstance(running, Slab) else Layout.unsplit(running.shape)
-    found = recut(x.with_local(new, layout_of_channels(x)), layout).local
-    own = running.local if isinstance(running, Slab) else running
-    own.lerp_(found.to(own.dtype), momentum)
+    found, own = x.with_local(new, layout_of_channels(x)), running
+    if isinstance(running, Slab):
+        own = getattr(running.local, "copied_from", running)
+    if isinstance(own, Slab) and own.mesh.grid != x.mesh.grid:
+        found = move(found, own.mesh, own.layout)
+    elif isinstance(own, Slab):
+        found = recut(found, own.layout)
+    else:
+        found = whole_along(found, [0])
+    piece = own.local if isinstance(own, Slab) else own
+    piece.lerp_(found.local.to(piece.dtype), momentum)
 
 
 def _lies_as_channels(running: Vector, x: Slab) -> bool:
     """Whether a rank has just the numbers of the channels that it has of ``x``."""
     if isinstance(running, Slab):
-        return running.layout == layout_of_channels(x)
+        is_copy = hasattr(running.local, "copied_from")
+        return running.layout == layout_of_channels(x) and not is_copy
     return running is None or x.layout.splits[1] is None
 
 
