@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hyperslab.io.dataset import Dataset as Dataset
     from hyperslab.io.opening import open as open
     from hyperslab.nn.op import register as register
+    from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
     from hyperslab.nn.placement import from_local as from_local, gather as gather, shard as shard
     from hyperslab.nn.slab import Slab as Slab
@@ -36,6 +37,7 @@ _LAZY = {
     "Loader": "hyperslab.store",
     "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
+    "clip_grad_norm_": "hyperslab.nn",
     "from_local": "hyperslab.nn",
     "gather": "hyperslab.nn",
     "parallelize": "hyperslab.nn",

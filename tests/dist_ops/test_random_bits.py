@@ -10,8 +10,9 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.dist_ops import random_bits as module
 from hyperslab.dist_ops.random_bits import (
     NUM_VALUES,
+    bits_of as drawn_bits_of,
+    draw_or_ask,
     drawing_from,
-    random_bits,
     random_bits_reach,
 )
 from hyperslab.layout import Box, Grid, Layout, split_over
@@ -24,7 +25,7 @@ ONE = Grid((1,) * 5)
 def bits_of(layout, grid, rank, num_dims=4, seed=0):
     mesh = Mesh(grid, rank, CPU, None, timedelta(seconds=1))
     torch.manual_seed(seed)
-    return random_bits(layout, mesh, CPU, num_dims)
+    return drawn_bits_of(draw_or_ask(), layout, mesh, CPU, num_dims)
 
 
 @pytest.mark.parametrize("kept_numel", [module.KEPT_NUMEL, 0], ids=["small", "large"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyperslab.comm.journal import DRAWN, journal
 from hyperslab.comm.mesh import Mesh
-from hyperslab.layout import Grid, Layout
+from hyperslab.layout import Grid, Layout, Span
 from hyperslab.torch_private import is_traced, untraced
 
 NUM_VALUES = 1 << 32
@@ -27,25 +27,30 @@ KEPT_NUMEL = 1 << 17
 """The hashes of indices are kept for tensors of up to as many elements, as dense layers have."""
 
 
-def random_bits(layout: Layout, mesh: Mesh, device: torch.device, num_dims: int) -> Tensor:
+def bits_of(
+    drawn: Drawn,
+    layout: Layout,
+    mesh: Mesh,
+    device: torch.device,
+    num_dims: int,
+    rows: Span | None = None,
+) -> Tensor:
     """32 random bits, in int64, for each element that this rank holds, by its global index.
 
-    Only the first ``num_dims`` dims count; the result has extent 1 along the others. The bits are
+    They follow from what was ``drawn``; of a large tensor there may be only some ``rows``. Only the
+    first ``num_dims`` dims count; the result has extent 1 along the others. The bits are
     a hash of the index and a seed. For small tensors, where every call counts, they are a random
     multiple of a hash that is kept, plus a random number: the high bits are as good, the lowest
     ones less.
-
-    The seed comes from torch's CPU generator: all ranks draw the same one, and activation
-    checkpointing, which restores that generator, draws the same numbers again.
     """
-    return _bits(_draw_or_ask(), layout, mesh.grid, mesh.rank, num_dims, device)
+    return _bits(drawn, layout, mesh.grid, mesh.rank, num_dims, device, rows)
 
 
 def random_bits_reach(
     least: int, layout: Layout, mesh: Mesh, device: torch.device, num_dims: int
 ) -> Tensor:
-    """Whether each element's ``random_bits`` are ``least`` or more, in fewer calls."""
-    drawn = _draw_or_ask()
+    """Whether each element's bits, newly drawn, are ``least`` or more, in fewer calls."""
+    drawn = draw_or_ask()
     place = layout, mesh.grid, mesh.rank, num_dims, device
     if isinstance(drawn, Tensor) or not is_small(layout) or least == NUM_VALUES:
         return _bits(drawn, *place) >= least
@@ -78,8 +83,16 @@ def draws_now() -> bool:
     return not _sources.stack and not is_traced()
 
 
-def _draw_or_ask() -> tuple[int, int] | Tensor:
-    """A seed and a number; a tensor of both where they will be others later."""
+Drawn = tuple[int, int] | Tensor
+"""A seed and a number; a tensor of both where they will be others later."""
+
+
+def draw_or_ask() -> Drawn:
+    """What the bits of one tensor follow from.
+
+    It comes from torch's CPU generator: all ranks draw the same, and activation checkpointing,
+    which restores that generator, draws the same again.
+    """
     if draws_now():
         seed, number = draw().tolist()
         journal.note(torch.randint, (seed,))  # ranks compare what they drew
@@ -91,18 +104,19 @@ def _draw_or_ask() -> tuple[int, int] | Tensor:
 
 
 def _bits(
-    drawn: tuple[int, int] | Tensor,
+    drawn: Drawn,
     layout: Layout,
     grid: Grid,
     rank: int,
     num_dims: int,
     device: torch.device,
+    rows: Span | None = None,
 ) -> Tensor:
     place = layout, grid, rank, num_dims, device
     drawn_later = isinstance(drawn, Tensor)
     seed, number = drawn.unbind() if isinstance(drawn, Tensor) else drawn
     if not is_small(layout):
-        return _hashes(seed, *place)
+        return _hashes(seed, *place, rows)
     # The sum is below 2**63: hashes and number are below 2**32, the factor below 2**31.
     if drawn_later:
         sums: Tensor = _hashes(0, *place) * _factor(seed) + number
@@ -148,10 +162,12 @@ def _hashes(
     rank: int,
     num_dims: int,
     device: torch.device,
+    rows: Span | None = None,
 ) -> Tensor:
-    """32 bits, in int64, for each element that ``rank`` holds."""
+    """32 bits, in int64, for each element that ``rank`` holds, or for some ``rows`` of them."""
     bits = torch.as_tensor(seed)
     spans = layout.box(grid.coords[rank]).spans
+    spans = spans if rows is None else (rows, *spans[1:])
     for dim, span in enumerate(spans[:num_dims]):
         index = torch.arange(span.start, span.stop, dtype=torch.int64, device=device)
         bits = _mixed(bits ^ index.view(-1, *[1] * (len(spans) - 1 - dim)))

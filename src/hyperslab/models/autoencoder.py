@@ -45,6 +45,10 @@ class DenseAutoencoder(nn.Module):
                 for i, (a, b) in reversed(list(enumerate(pairwise(widths))))
             )
         )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all weights, as for a model that was made without values."""
         init_glorot(self, bias=0.0)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -108,6 +108,8 @@ class _Meetings:
     """Whether any module has such weights, or parts that are cut in other ways."""
     prepare: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     """Takes a function, its arguments and its keyword arguments."""
+    slab_of: Callable[[Any, Any], Any]
+    """Takes a tensor and a mesh; the Slab of a cut weight, or the tensor itself."""
 
 
 meetings = _Meetings()

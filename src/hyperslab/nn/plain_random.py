@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import UnsupportedOp
+from hyperslab.nn.dispatch import meetings
 from hyperslab.nn.op import OPS, USERS, Function
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.single_rank.served import SERVED
@@ -115,9 +116,13 @@ def _drawing(rule: Function, needs: Function, **options: Any) -> Callable[..., A
         x = args[0] if args else kwargs.get("input")
         if draws is None or not isinstance(x, Tensor) or function in USERS:
             return function(*args, **kwargs)
-        if peek_interpreter_stack() is not None or is_traced() or not needs(x, args, kwargs):
-            return function(*args, **kwargs)
-        slab, before = as_slab(x, draws.mesh), journal.count  # type: ignore[arg-type]
+        assert draws.mesh is not None
+        slab = meetings.slab_of(x, draws.mesh) if meetings.exist else x
+        if slab is x:
+            if peek_interpreter_stack() is not None or is_traced() or not needs(x, args, kwargs):
+                return function(*args, **kwargs)
+            slab = as_slab(x, draws.mesh)
+        before = journal.count
         given = [slab if arg is x else arg for arg in args]
         named = {name: slab if arg is x else arg for name, arg in kwargs.items()}
         try:

@@ -22,17 +22,12 @@ from hyperslab.torch_private import tree_leaves
 
 
 def check_tensors(module: nn.Module) -> None:
-    """Raises unless weights and buffers have shapes and values."""
+    """Raises unless weights and buffers have shapes."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise ConfigError(
                 f"{name} of a lazy module has no shape yet: run the module once on a small plain "
                 "tensor, on every rank alike, before parallelize"
-            )
-        if tensor.is_meta:
-            raise ConfigError(
-                f"{name} is on the meta device, without values: call module.to_empty(device=...) "
-                "and initialize the weights, or load them, before parallelize"
             )
 
 

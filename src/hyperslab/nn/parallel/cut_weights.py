@@ -8,7 +8,7 @@ as with any Slab.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -21,7 +21,7 @@ from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.errors import ConfigError
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import AXES, Box, Layout, Split, cut_in_chunks, recut_over
-from hyperslab.nn.dispatch import before_meetings
+from hyperslab.nn.dispatch import before_meetings, meetings
 from hyperslab.nn.op import Function, is_operand, writes_in_place
 from hyperslab.nn.parallel.outside_tensors import mean_of
 from hyperslab.nn.placement import move
@@ -97,16 +97,18 @@ def cut_weights(module: nn.Module, cut_of: Callable[[str], ModuleCut]) -> bool:
     """
     done: dict[int, Tensor] = {}
     blocks = _Blocks()
-    for name, layer in module.named_modules():
-        cut = cut_of(name)
-        if cut.mesh.grid.size("channel") == 1:
-            continue
+    layers = [(layer, cut_of(name)) for name, layer in module.named_modules()]
+    layers = [(layer, cut) for layer, cut in layers if cut.mesh.grid.size("channel") > 1]
+    has_blocks = any(cut.split == "blocks" for _, cut in layers)
+    for layer, cut in layers:
+        # torch.nn.utils.clip_grad_norm_ wants all DTensors on one mesh.
+        axes = ("channel", *(cut.mesh.axes_beside(["channel"]) if has_blocks else ()))
         for table, key, placements in _weights_to_cut(layer, cut, blocks):
             whole = table[key]
             if isinstance(whole, DTensor):
                 continue
             if id(whole) not in done:
-                done[id(whole)] = _cut(whole, placements, cut.mesh)
+                done[id(whole)] = _cut(whole, placements, cut.mesh, axes)
             table[key] = done[id(whole)]
     return bool(done)
 
@@ -155,9 +157,9 @@ def _other_axis(mesh: Mesh) -> str:
 
 
 @torch.no_grad()
-def _cut(whole: Tensor, placements: Placements, mesh: Mesh) -> Tensor:
+def _cut(whole: Tensor, placements: Placements, mesh: Mesh, over_axes: Collection[str]) -> Tensor:
     """Numbers that are one for all channels stay on every rank."""
-    axes = tuple(axis for axis in AXES if axis in placements or axis == "channel")
+    axes = tuple(axis for axis in AXES if axis in over_axes)
     over = mesh.device_mesh(*axes)
     found: list[Placement] = [
         Shard(placements[axis]) if axis in placements and whole.numel() > 1 else Replicate()
@@ -214,6 +216,9 @@ def _is_on(weight: DTensor, mesh: Mesh) -> bool:
     axes = weight.device_mesh.mesh_dim_names or ()
     has_axes = all(axis in mesh.grid.long_axes for axis in axes)
     return has_axes and mesh.device_mesh(*axes) == weight.device_mesh
+
+
+meetings.slab_of = lambda x, mesh: slab_of_weight(x, mesh) if is_cut(x) else x
 
 
 @before_meetings

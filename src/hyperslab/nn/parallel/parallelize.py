@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -46,6 +47,7 @@ from hyperslab.nn.parallel.checks import (
 )
 from hyperslab.nn.parallel.cut_weights import cut_weights
 from hyperslab.nn.parallel.gradient_averaging import Replica
+from hyperslab.nn.parallel.meta_weights import give_values, meta_parts
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.parallel.plan import Plan, cuts_by_name, install_plan, read_plan
 from hyperslab.nn.plain_random import PlainDraws
@@ -117,18 +119,21 @@ def parallelize(
         )
     chains = find_chains(module, depth_first)
     sharded = _is_sharded(module, mesh)
-    module.to(mesh.device)
+    empty = meta_parts(module)
+    module._apply(partial(_to_device, device=mesh.device))  # type: ignore[no-untyped-call]
     named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
     planned = [(name, cut.mesh.grid.sizes, cut.split) for name, cut in cuts.items()]
     traits = shard_weights, batch_stats, named, cuda_graphs, planned, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
     weights = [] if sharded else module.parameters()
-    broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
+    known = [tensor for tensor in (*weights, *module.buffers()) if not tensor.is_meta]
+    broadcast_(known, mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
     if not sharded and mesh.num_ranks > 1:
         has_cuts = cut_weights(module, cuts_by_name(cuts, mesh))
         meetings.exist |= has_cuts or bool(cuts)
         install_plan(cuts, module)
+    give_values(empty, mesh)
     BackwardHooks(module, mesh).warn()
     install_chains(chains)
     if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):
@@ -271,6 +276,10 @@ def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
             raise ConfigError(f"{name}, a part of the module, is parallelized already")
     check_tensors(module)
     check_layers(module, mesh)
+
+
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor if tensor.is_meta else tensor.to(device)
 
 
 def _can_watch_memory(mesh: Mesh) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,15 +14,17 @@ from torch import Generator, Tensor
 from hyperslab.dist_ops import random_bits as bits
 from hyperslab.dist_ops.random_bits import (
     NUM_VALUES,
+    Drawn,
+    bits_of,
+    draw_or_ask,
     draws_now,
     is_small,
     kept_bits_reach,
     kept_signed_hashes,
-    random_bits,
     random_bits_reach,
 )
 from hyperslab.errors import ConfigError
-from hyperslab.layout import AXES, Grid, Layout
+from hyperslab.layout import AXES, Grid, Layout, Span
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import untraced
@@ -177,10 +180,34 @@ for _num_dims in (1, 2, 3):
 
 def _uniform(x: Slab) -> Tensor:
     """Numbers from 0 to below 1 for this rank's elements of ``x``, in float64."""
-    place = x.layout, x.mesh, x.local.device, x.ndim
-    high, low = (random_bits(*place).expand(x.box.shape) for _ in range(2))
+    return _uniform_of((draw_or_ask(), draw_or_ask()), x)
+
+
+def _uniform_of(drawn: tuple[Drawn, Drawn], x: Slab, rows: Span | None = None) -> Tensor:
+    place = x.layout, x.mesh, x.local.device, x.ndim, rows
+    shape = x.box.shape if rows is None else (rows.size, *x.box.shape[1:])
+    high, low = (bits_of(each, *place).expand(shape) for each in drawn)
     numbers: Tensor = (high * (1 << 21) + (low >> 11)).double() / (NUM_VALUES << 21)
     return numbers
+
+
+FILLED_NUMEL = 1 << 22
+"""How many elements are filled at once: their bits take many times their memory."""
+
+
+def _fill(x: Slab, num: int, make: Callable[..., Tensor]) -> Slab:
+    """``x``, filled with what ``make`` makes of ``num`` uniform numbers for each element."""
+    drawn = [(draw_or_ask(), draw_or_ask()) for _ in range(num)]
+    if x.local.numel() <= FILLED_NUMEL:
+        x.local.copy_(make(*[_uniform_of(each, x) for each in drawn]))
+        return x
+    start, stop = x.box.spans[0]
+    step = max(1, FILLED_NUMEL * x.local.shape[0] // x.local.numel())
+    for first in range(start, stop, step):
+        rows = Span(first, min(first + step, stop))
+        numbers = [_uniform_of(each, x, rows) for each in drawn]
+        x.local[rows.slice_from(start)].copy_(make(*numbers))
+    return x
 
 
 def _as_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,10 +216,9 @@ def _as_dtype(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return ((numbers * steps).floor() / steps).to(dtype)
 
 
-def _normal(x: Slab) -> Tensor:
-    """Numbers of the standard normal distribution, in float64."""
-    radius = torch.sqrt(-2 * torch.log1p(-_uniform(x)))
-    return radius * torch.cos(2 * math.pi * _uniform(x))
+def _normal(first: Tensor, second: Tensor) -> Tensor:
+    """Numbers of the standard normal distribution, of uniform ones."""
+    return torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)
 
 
 def _like(x: Slab, local: Tensor, dtype: torch.dtype | None, options: dict[str, Any]) -> Slab:
@@ -239,7 +265,7 @@ def randn_like(
 ) -> Slab:
     """Numbers of the standard normal distribution, in the shape of ``input``."""
     _check(torch.randn_like, input, generator, dtype or input.dtype)
-    return _like(input, _normal(input), dtype, options)
+    return _like(input, _normal(_uniform(input), _uniform(input)), dtype, options)
 
 
 @define("random", torch.bernoulli)
@@ -259,8 +285,7 @@ def normal_(
     """``self``, filled with numbers of a normal distribution."""
     _check(Tensor.normal_, self, generator, self.dtype)
     _require(std >= 0, f"normal_ wants a spread of at least 0, got {std}")
-    self.local.copy_(_normal(self) * std + mean)
-    return self
+    return _fill(self, 2, lambda *uniform: _normal(*uniform) * std + mean)
 
 
 @define("random", Tensor.uniform_)
@@ -269,8 +294,7 @@ def uniform_(self: Slab, to: float = 0, end: float = 1, **options: Any) -> Slab:
     low, high = options.pop("from", to), options.pop("to", end)
     _check(Tensor.uniform_, self, options.pop("generator", None), self.dtype)
     _require(low <= high, f"uniform_ wants bounds that rise, got {low} and {high}")
-    self.local.copy_(_as_dtype(_uniform(self), self.dtype) * (high - low) + low)
-    return self
+    return _fill(self, 1, lambda x: _as_dtype(x, self.dtype) * (high - low) + low)
 
 
 @define("random", Tensor.bernoulli_)
@@ -282,8 +306,7 @@ def bernoulli_(self: Slab, p: float = 0.5, *, generator: Generator | None = None
         )
     _check(Tensor.bernoulli_, self, generator, self.dtype)
     _require(0 <= p <= 1, f"bernoulli_ wants a probability, got {p}")
-    self.local.copy_(_uniform(self) < p)
-    return self
+    return _fill(self, 1, lambda x: x < p)
 
 
 @define("random", Tensor.exponential_)
@@ -291,8 +314,7 @@ def exponential_(self: Slab, lambd: float = 1, *, generator: Generator | None = 
     """``self``, filled with numbers of an exponential distribution."""
     _check(Tensor.exponential_, self, generator, self.dtype)
     _require(lambd > 0, f"exponential_ wants a rate above 0, got {lambd}")
-    self.local.copy_(-torch.log1p(-_uniform(self)) / lambd)
-    return self
+    return _fill(self, 1, lambda x: -torch.log1p(-x) / lambd)
 
 
 @define("random", F.gumbel_softmax)
