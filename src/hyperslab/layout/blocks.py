@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hyperslab.layout.cuts import cut_in_chunks
+from hyperslab.layout.cuts import cut_evenly, cut_in_chunks
 from hyperslab.layout.exchange import Exchange, plan_exchange
 from hyperslab.layout.layout import Grid, Layout, Split
 
@@ -50,4 +50,7 @@ def _home(grid: Grid, source: Layout, made: Layout, axis: str) -> Layout:
     if made.splits[last] is None:
         extent = made.shape[last]
         return made.with_dim(last, extent, Split(axis, cut_in_chunks(extent, grid.size(axis))))
+    if last and made.splits[0] is None:
+        num_samples = made.shape[0]
+        return made.with_dim(0, num_samples, Split(axis, cut_evenly(num_samples, grid.size(axis))))
     return made

@@ -46,7 +46,8 @@ def _share_of_square(weight: Tensor, mesh: Mesh) -> Tensor:
     """What this rank adds to the square of the norm, where others hold the same part."""
     own = mesh_of(weight, mesh)
     num = math.prod(own.grid.size(axis) for axis in axes_beside_cuts(weight, own))
-    return torch.linalg.vector_norm(_local_grad(weight), dtype=torch.float64).square() / num
+    norm: Tensor = torch.linalg.vector_norm(_local_grad(weight), dtype=torch.float64)
+    return norm.square() / num
 
 
 def _local_grad(weight: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ def _by_blocks(input: Slab | Tensor, weight: Slab, bias: Slab | Tensor | None) -
 
     A rank fetches the columns of the input that its block has, multiplies, and what ranks made of
     the same outputs is added: where samples were split over these ranks, each gets its own again;
-    else, where rows are whole, each gets its share of the outputs; else each gets all.
+    else, where rows are whole, each gets its share of the outputs; else its share of the samples,
+    or, where other ranks share these, all.
     """
     x = input if isinstance(input, Slab) else _everywhere(input, weight)
     plan = plan_blocks(x.mesh.grid, x.mesh.rank, x.layout, weight.layout)
