@@ -243,13 +243,13 @@ class Dataset:
         another array than the sample. Safe to call from many threads.
         """
         index = self._checked_index(index)
-        spec = self._spec_of(array)
+        spec = self.spec if array is None else self._spec_of(array)
         wanted = checked_box(box, spec)
         out = checked_out(out, wanted, spec)
         file, number = self._find(index)
         try:
             reader = self._reader(file, spec.name)
-            if wanted:
+            if out.size:
                 reader.read(spec.axes.file_box(number, wanted), spec.axes.file_view(out))
         except FormatError as error:
             where = f"{self.name_of(index)}, array {spec.name!r}"
@@ -316,9 +316,7 @@ class Dataset:
             raise ConfigError(f"there is no sample {index}: the dataset has {len(self)} samples")
         return found
 
-    def _spec_of(self, array: str | None) -> ArraySpec:
-        if array is None:
-            return self.spec
+    def _spec_of(self, array: str) -> ArraySpec:
         if array not in self.arrays:
             raise ConfigError(f"no array {array!r} was opened: there are {list(self.arrays)}")
         return self.arrays[array]

@@ -188,7 +188,9 @@ class BoxCopy(NamedTuple):
 
     def run(self, reader: Reader, max_threads: int = MAX_THREADS) -> None:
         """Reads with ``reader``, on ``max_threads`` threads at most."""
-        most = 1 if num_threads() == 1 or self.is_short else max_threads
+        most = min(num_threads(), max_threads)
+        if most > 1 and self.is_short:
+            most = 1
         if self.is_direct:
             self._run_direct(reader, min(most, self.out.nbytes // PIECE_NBYTES))
         else:
@@ -214,13 +216,17 @@ class BoxCopy(NamedTuple):
             for offset, rows in lane:
                 reader.fill_rows(rows, offset, self.loops.row_step)
 
-        _for_lanes(read_lane, self._rows, num_lanes)
+        if num_lanes <= 1:
+            read_lane(self._rows())
+        else:
+            for_each(read_lane, _lanes(self._rows, num_lanes))
 
     def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Places in the file, and the rows of ``out`` that are to be filled from there."""
         nbytes, step = self.loops.run_nbytes, self.loops.row_step
         target = self.out.reshape(self.loops.row_shape).view(np.uint8)
-        most = PIECE_NBYTES if num_threads() > 1 else LONE_PIECE_NBYTES
+        is_lone = num_threads() == 1 or self.is_short
+        most = LONE_PIECE_NBYTES if is_lone else PIECE_NBYTES
         num = min(MAX_ROWS, max(1, most // nbytes))
         for index, offset in walk(self.loops.dims[:-2], self.offset):
             rows = target[index]
@@ -241,7 +247,10 @@ class BoxCopy(NamedTuple):
                 part = target[index]
                 copy(np.ndarray(part.shape, dtype, scratch, shift, blocks.strides), part)
 
-        _for_lanes(read_lane, lambda: blocks.walk(self.offset), num_lanes)
+        if num_lanes <= 1:
+            read_lane(blocks.walk(self.offset))
+        else:
+            for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), num_lanes))
 
 
 def copy(values: NDArray[Any], out: NDArray[Any]) -> None:
@@ -323,15 +332,9 @@ def walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], in
     return ((index, offset + sum(step)) for index, step in zip(indices, steps, strict=True))
 
 
-def _for_lanes(
-    work: Callable[[Iterator[T]], None], walk: Callable[[], Iterator[T]], most: int
-) -> None:
-    """Calls ``work`` with what ``walk`` gives, dealt out to ``most`` threads at most in turn."""
-    num = min(most, num_threads())
-    if num <= 1:
-        work(walk())
-    else:
-        for_each(work, [islice(walk(), lane, None, num) for lane in range(num)])
+def _lanes(walk: Callable[[], Iterator[T]], num: int) -> list[Iterator[T]]:
+    """What ``walk`` gives, dealt out in turn to ``num`` threads."""
+    return [islice(walk(), lane, None, num) for lane in range(num)]
 
 
 _thread = threading.local()

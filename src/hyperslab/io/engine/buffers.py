@@ -30,7 +30,7 @@ def empty_aligned(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
 def address_of(memory: NDArray[Any]) -> int:
     """Of the first item: by ``ctypes``, as ``__array_interface__`` takes three times as long."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
     except (TypeError, ValueError):  # not in C order, or of a dtype that only NumPy knows
         return int(memory.__array_interface__["data"][0])
 

@@ -60,7 +60,7 @@ class ContiguousArray(ArrayReader):
         return self._storage
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
-        if not box:
+        if not out.size:
             return
         with self._file.opened() as fd:
             stop = self._offset + self._storage.nbytes
