@@ -243,13 +243,13 @@ class Dataset:
         another array than the sample. Safe to call from many threads.
         """
         index = self._checked_index(index)
-        spec = self._spec_of(array)
+        spec = self.spec if array is None else self._spec_of(array)
         wanted = checked_box(box, spec)
         out = checked_out(out, wanted, spec)
-        _, number = self._find(index)
+        file, number = self._find(index)
         try:
-            reader = self.reader(index, spec.name)
-            if wanted:
+            reader = self._reader(file, spec.name)
+            if out.size:
                 reader.read(spec.axes.file_box(number, wanted), spec.axes.file_view(out))
         except FormatError as error:
             where = f"{self.name_of(index)}, array {spec.name!r}"
@@ -270,7 +270,9 @@ class Dataset:
 
     def reader(self, index: int, array: str) -> ArrayReader:
         """The reader of the file that sample ``index`` lies in, for one of its arrays."""
-        file, _ = self._find(index)
+        return self._reader(self._find(index)[0], array)
+
+    def _reader(self, file: int, array: str) -> ArrayReader:
         if file not in self._readers:
             self._readers[file] = self._opened(file)
         return self._readers[file][list(self.arrays).index(array)]
@@ -307,16 +309,14 @@ class Dataset:
         return readers
 
     def _checked_index(self, index: int) -> int:
-        if not isinstance(index, int | np.integer):
+        if type(index) is not int and not isinstance(index, int | np.integer):
             raise ConfigError(f"samples are numbered, and {index!r} is not a whole number")
         found = int(index) + len(self) if index < 0 else int(index)
         if not 0 <= found < len(self):
             raise ConfigError(f"there is no sample {index}: the dataset has {len(self)} samples")
         return found
 
-    def _spec_of(self, array: str | None) -> ArraySpec:
-        if array is None:
-            return self.spec
+    def _spec_of(self, array: str) -> ArraySpec:
         if array not in self.arrays:
             raise ConfigError(f"no array {array!r} was opened: there are {list(self.arrays)}")
         return self.arrays[array]

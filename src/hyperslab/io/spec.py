@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,6 +59,11 @@ class SampleAxes:
         """The file's dims, as positions in channels-first order."""
         return tuple(map(self.order.index, range(self.ndim)))
 
+    @cached_property
+    def _is_as_in_file(self) -> bool:
+        """Whether the array is one sample, channels first."""
+        return not self.stacked and self.order == tuple(range(self.ndim))
+
     @property
     def names(self) -> str:
         """The letters in channels-first order."""
@@ -74,11 +79,15 @@ class SampleAxes:
 
     def file_box(self, sample: int, box: Box) -> Box:
         """``box`` of the sample number ``sample`` in the array, in the file's order."""
+        if self._is_as_in_file:
+            return box
         spans = self.in_file_order(box.spans)
         return Box((Span(sample, sample + 1), *spans) if self.stacked else spans)
 
     def file_view(self, out: NDArray[Any]) -> NDArray[Any]:
         """``out``, a channels-first box of one sample, in the file's order."""
+        if self._is_as_in_file:
+            return out
         back = out.transpose(self._places)
         return back[None] if self.stacked else back
 
@@ -207,14 +216,20 @@ def checked_box(box: BoxLike | None, spec: ArraySpec) -> Box:
             f"{spec.shape}: give a tuple of {len(spec.shape)} slices, one for each dim"
         )
     pairs = zip(parts, spec.shape, strict=True)
-    return Box(tuple(_span(part, extent, box, spec) for part, extent in pairs))
+    return _box(tuple([_bounds(part, extent, box, spec) for part, extent in pairs]))
 
 
-def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
+@lru_cache(1024)
+def _box(bounds: tuple[tuple[int, int], ...]) -> Box:
+    """The one with ``bounds``, kept: of one sample after another the same boxes are read."""
+    return Box.of(*bounds)
+
+
+def _bounds(part: object, extent: int, box: object, spec: ArraySpec) -> tuple[int, int]:
     if type(part) is slice and part.step is None:  # as nearly all are: every read comes by here
         start, stop = part.start, part.stop
         if type(start) is type(stop) is int and 0 <= start <= stop <= extent:
-            return Span(start, stop)
+            return start, stop
     if not isinstance(part, slice) or part.step not in (None, 1):
         raise LayoutError(
             f"box {_shown(box)} of array {spec.name!r} has {part!r}, and a slice with step 1 was "
@@ -231,7 +246,7 @@ def _span(part: object, extent: int, box: object, spec: ArraySpec) -> Span:
             f"box {_shown(box)} does not lie in array {spec.name!r}, whose samples have shape "
             f"{spec.shape}"
         )
-    return Span(start, max(start, stop))
+    return start, max(start, stop)
 
 
 def _shown(box: object) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyperslab.io.engine.buffers import BufferPool, empty_aligned
+from hyperslab.io.engine.buffers import BufferPool, address_of, empty_aligned
 
 PAGE = mmap.PAGESIZE
 
@@ -25,6 +25,15 @@ def test_arrays_begin_on_a_page(shape):
         assert array.flags.c_contiguous
         assert array.flags.writeable
         assert not array.size or address(array) % PAGE == 0
+
+
+@pytest.mark.parametrize("dtype", ["int16", ">f8", "M8[s]"])
+def test_the_address_of_any_array(dtype):
+    array = np.zeros((4, 6), dtype)
+    fixed = array[1:]
+    fixed.flags.writeable = False
+    for view in (array, array[1:], array[::-1], array[2:, ::3], array.T, fixed):
+        assert address_of(view) == address(view)
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it():

@@ -13,10 +13,9 @@ from operator import mul
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.engine.buffers import address_of, empty_aligned
 from hyperslab.io.engine.read_ahead import GAP_NBYTES, MAX_ROWS, Range
 from hyperslab.io.engine.threads import for_each, num_threads
 
@@ -110,6 +109,17 @@ class Loops:
         return tuple(dim.size for dim in self.dims), tuple(dim.in_out for dim in self.dims)
 
     @cached_property
+    def row_shape(self) -> tuple[int, ...]:
+        """The same sizes, at least two: runs are the rows of a matrix, if only of one row."""
+        sizes, _ = self.target
+        return (1,) * (2 - len(sizes)) + sizes
+
+    @cached_property
+    def row_step(self) -> int:
+        """Bytes of the file from one run to the next, along the dim before the last."""
+        return self.dims[-2].in_file if len(self.dims) > 1 else 0
+
+    @cached_property
     def is_run(self) -> bool:
         """Whether the buffer is one run of items in the order of the file, and of its dtype."""
         sizes, strides = self.target
@@ -161,8 +171,7 @@ class BoxCopy(NamedTuple):
         nbytes = self.loops.run_nbytes
         if nbytes < DIRECT_NBYTES:
             return nbytes > 0 and len(self.loops.dims) == 1
-        address = self.out.__array_interface__["data"][0]
-        return (address - self.offset) % mmap.PAGESIZE not in SLOW_COPY
+        return (address_of(self.out) - self.offset) % mmap.PAGESIZE not in SLOW_COPY
 
     @property
     def is_short(self) -> bool:
@@ -179,7 +188,9 @@ class BoxCopy(NamedTuple):
 
     def run(self, reader: Reader, max_threads: int = MAX_THREADS) -> None:
         """Reads with ``reader``, on ``max_threads`` threads at most."""
-        most = 1 if self.is_short else max_threads
+        most = min(num_threads(), max_threads)
+        if most > 1 and self.is_short:
+            most = 1
         if self.is_direct:
             self._run_direct(reader, min(most, self.out.nbytes // PIECE_NBYTES))
         else:
@@ -190,7 +201,7 @@ class BoxCopy(NamedTuple):
         if not self.is_direct:
             return self.loops.blocks.ranges(self.offset)
         return (
-            (offset + row * self._row_step, rows.shape[1])
+            (offset + row * self.loops.row_step, rows.shape[1])
             for offset, rows in self._rows()
             for row in range(len(rows))
         )
@@ -198,29 +209,27 @@ class BoxCopy(NamedTuple):
     @property
     def target(self) -> NDArray[Any]:
         """``out``, with ``dims`` for its dims."""
-        sizes, strides = self.loops.target
-        out = self.out.squeeze()  # often it is that: then a slow call is spared
-        return out if out.shape == sizes else as_strided(self.out, sizes, strides)
+        return self.out.reshape(self.loops.target[0])  # a view: dims were merged by its strides
 
     def _run_direct(self, reader: Reader, num_lanes: int) -> None:
         def read_lane(lane: Iterable[tuple[int, NDArray[np.uint8]]]) -> None:
             for offset, rows in lane:
-                reader.fill_rows(rows, offset, self._row_step)
+                reader.fill_rows(rows, offset, self.loops.row_step)
 
-        for_each(read_lane, _lanes(self._rows, num_lanes))
-
-    @property
-    def _row_step(self) -> int:
-        """Bytes of the file from one row that ``_rows`` gives to the next."""
-        return self.loops.dims[-2].in_file if len(self.loops.dims) > 1 else 0
+        if num_lanes <= 1:
+            read_lane(self._rows())
+        else:
+            for_each(read_lane, _lanes(self._rows, num_lanes))
 
     def _rows(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Places in the file, and the rows of ``out`` that are to be filled from there."""
-        nbytes, step, target = self.loops.run_nbytes, self._row_step, self.target.view(np.uint8)
-        most = PIECE_NBYTES if num_threads() > 1 else LONE_PIECE_NBYTES
+        nbytes, step = self.loops.run_nbytes, self.loops.row_step
+        target = self.out.reshape(self.loops.row_shape).view(np.uint8)
+        is_lone = num_threads() == 1 or self.is_short
+        most = LONE_PIECE_NBYTES if is_lone else PIECE_NBYTES
         num = min(MAX_ROWS, max(1, most // nbytes))
         for index, offset in walk(self.loops.dims[:-2], self.offset):
-            rows = np.atleast_2d(target[index])
+            rows = target[index]
             for first in range(0, len(rows), num):
                 for start in range(0, nbytes, most):
                     piece = rows[first : first + num, start : start + most]
@@ -238,7 +247,10 @@ class BoxCopy(NamedTuple):
                 part = target[index]
                 copy(np.ndarray(part.shape, dtype, scratch, shift, blocks.strides), part)
 
-        for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), num_lanes))
+        if num_lanes <= 1:
+            read_lane(blocks.walk(self.offset))
+        else:
+            for_each(read_lane, _lanes(lambda: blocks.walk(self.offset), num_lanes))
 
 
 def copy(values: NDArray[Any], out: NDArray[Any]) -> None:
@@ -313,16 +325,15 @@ class _Blocks:
 
 def walk(dims: Sequence[Dim], offset: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """All indices of ``dims``, and where each lies in the file."""
+    if not dims:
+        return iter([((), offset)])
     indices = product(*(range(dim.size) for dim in dims))
     steps = product(*(range(0, dim.size * dim.in_file, dim.in_file) for dim in dims))
     return ((index, offset + sum(step)) for index, step in zip(indices, steps, strict=True))
 
 
-def _lanes(walk: Callable[[], Iterator[T]], most: int) -> list[Iterator[T]]:
-    """What ``walk`` gives, dealt out to threads in turn: to ``most`` of them at most."""
-    num = max(1, min(most, num_threads()))
-    if num == 1:
-        return [walk()]
+def _lanes(walk: Callable[[], Iterator[T]], num: int) -> list[Iterator[T]]:
+    """What ``walk`` gives, dealt out in turn to ``num`` threads."""
     return [islice(walk(), lane, None, num) for lane in range(num)]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,14 @@ def empty_aligned(shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
     memory = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
     start = -memory.ctypes.data % mmap.PAGESIZE
     return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def address_of(memory: NDArray[Any]) -> int:
+    """Of the first item: by ``ctypes``, as ``__array_interface__`` takes three times as long."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # not in C order, or of a dtype that only NumPy knows
+        return int(memory.__array_interface__["data"][0])
 
 
 class BufferPool:
@@ -134,17 +142,20 @@ class Scratch(threading.local):
         self._spare: list[Bytes] = []
         self._lent: list[Bytes] = []
 
-    @contextmanager
-    def borrowed(self) -> Iterator[None]:
+    def borrowed(self) -> _Loan:
         """At its end, all memory that was taken within it is taken back."""
-        outer, self._lent = self._lent, []
-        try:
-            yield
-        finally:
-            mine, self._lent = self._lent, outer
-            self._spare = (mine + self._spare)[:8]
-            while sum(memory.nbytes for memory in self._spare) > KEPT_NBYTES:
-                self._spare.pop()
+        return _Loan(self)
+
+    def begin_loan(self) -> list[Bytes]:
+        """From now on, what is taken belongs to a new loan; gives the one before."""
+        before, self._lent = self._lent, []
+        return before
+
+    def end_loan(self, before: list[Bytes]) -> None:
+        self._spare = (self._lent + self._spare)[:8]
+        self._lent = before
+        while sum([memory.nbytes for memory in self._spare]) > KEPT_NBYTES:
+            self._spare.pop()
 
     def take(self, nbytes: int, like_offset: int = 0) -> Bytes:
         """Memory with arbitrary contents, for use within ``borrowed``.
@@ -152,14 +163,29 @@ class Scratch(threading.local):
         It lies in its page as ``like_offset`` does in one of a file: so the kernel copies fastest.
         """
         start = like_offset % mmap.PAGESIZE
-        fitting = [m.nbytes for m in self._spare if m.nbytes >= start + nbytes]
+        sizes = [memory.nbytes for memory in self._spare]
+        fitting = [(size, n) for n, size in enumerate(sizes) if size >= start + nbytes]
         if fitting:
-            sizes = [memory.nbytes for memory in self._spare]
-            memory = self._spare.pop(sizes.index(min(fitting)))
+            memory = self._spare.pop(min(fitting)[1])
         else:
             memory = empty_aligned((start + nbytes,), np.uint8)
         self._lent.append(memory)
         return memory[start : start + nbytes]
+
+
+class _Loan:
+    """What ``Scratch.borrowed`` gives; a generator would take twice the calls, for every chunk."""
+
+    __slots__ = ("_before", "_scratch")
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+
+    def __enter__(self) -> None:
+        self._before = self._scratch.begin_loan()
+
+    def __exit__(self, *error: object) -> None:
+        self._scratch.end_loan(self._before)
 
 
 scratch = Scratch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.box_copy import MAX_THREADS, BoxCopy, strides_of
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.engine.read_ahead import RangeReader
+from hyperslab.io.engine.read_ahead import Range, RangeReader
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.layout import Box
 
@@ -39,6 +39,7 @@ class ContiguousArray(ArrayReader):
         self._file, self._offset, self._fortran = file, offset, fortran
         self._stored = np.dtype(dtype)
         self.shape = tuple(map(int, shape))
+        self._strides = strides_of(self.shape[::-1] if fortran else self.shape, self._stored)
         self.dtype = self._stored.newbyteorder("=")
         self.axes = axes
         nbytes = math.prod(self.shape) * self._stored.itemsize
@@ -59,23 +60,26 @@ class ContiguousArray(ArrayReader):
         return self._storage
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
-        if not box:
+        if not out.size:
             return
         with self._file.opened() as fd:
             stop = self._offset + self._storage.nbytes
             read_box(self._file, fd, self._copy_of(box, out), stop)
 
     def _copy_of(self, box: Box, out: NDArray[Any]) -> BoxCopy:
-        shape, starts = self.shape, [span.start for span in box.spans]
+        starts = [start for start, _ in box.spans]
         if self._fortran:
-            shape, starts, out = shape[::-1], starts[::-1], out.T
-        return BoxCopy.of(self._offset, self._stored, strides_of(shape, self._stored), starts, out)
+            starts, out = starts[::-1], out.T
+        return BoxCopy.of(self._offset, self._stored, self._strides, starts, out)
 
 
 def read_box(
     file: DataFile, fd: int, copy: BoxCopy, stop: int, max_threads: int = MAX_THREADS
 ) -> None:
     """Copies a box out of an array that ends at byte ``stop`` of a file."""
-    # The rest of an array is left to the kernel, which has nothing else to read ahead.
-    ranges = None if copy.is_all_until(stop) else copy.ranges
+
+    def ranges() -> Iterator[Range] | None:
+        # The rest of an array is left to the kernel, which has nothing else to read ahead.
+        return None if copy.is_all_until(stop) else copy.ranges()
+
     copy.run(RangeReader(file, fd, ranges), max_threads)

@@ -63,6 +63,9 @@ class DataFile:
             raise FormatError(f"{path} is empty (0 bytes)")
         return cls(path, Identity.of(status))
 
+    def __hash__(self) -> int:
+        return hash(self.identity)  # that of a path is slow, and files differ in this already
+
     @property
     def size(self) -> int:
         return self.identity.size
@@ -98,25 +101,15 @@ class DataFile:
             "were to be read"
         )
 
-    @contextmanager
-    def opened(self) -> Iterator[int]:
+    def opened(self) -> _Opened:
         """A descriptor of the unchanged file; raises at the end if it was changed meanwhile.
 
         Or replaced: the descriptor would go on with the old one, while others read the new.
         """
-        handle = None
-        try:
-            handle = _open_files.take(self)
-            yield handle.fd
-            self._check_unchanged(self.path.stat())
-        except OSError as error:
-            raise _explanation(self.path, error) from error
-        finally:
-            if handle is not None:
-                _open_files.put_back(self, handle)
+        return _Opened(self)
 
-    def _check_unchanged(self, status: os.stat_result) -> None:
-        if Identity.of(status).version != self.identity.version:
+    def check_unchanged(self, status: os.stat_result) -> None:
+        if (status.st_size, status.st_mtime_ns) != self.identity.version:
             raise FormatError(
                 f"{self.path} has changed since it was opened: it is being written to, or was "
                 "replaced; open the data again when it is finished"
@@ -150,10 +143,18 @@ def nbytes_on_disk(path: Path) -> int:
         return sum(inside.stat().st_size for inside in path.rglob("*") if inside.is_file())
 
 
-@dataclass(eq=False)
 class _Handle:
-    fd: int
-    users: int = 0
+    __slots__ = ("fd", "path", "users")
+
+    def __init__(self, file: DataFile) -> None:
+        self.path = os.fspath(file.path)
+        self.users = 0
+        self.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file.check_unchanged(os.fstat(self.fd))
+        except FormatError:
+            os.close(self.fd)
+            raise
 
 
 class _OpenFiles:
@@ -166,35 +167,56 @@ class _OpenFiles:
     def take(self, file: DataFile) -> _Handle:
         with self._lock:
             if handle := self._handles.get(file):
-                return self._used(file, handle)
-        new = _Handle(self._open(file))  # without the lock: a server that is slow stops nobody else
+                self._handles.move_to_end(file)
+                handle.users += 1
+                return handle
+        new = _Handle(file)  # without the lock: a server that is slow stops nobody else
         with self._lock:
-            handle = self._used(file, self._handles.setdefault(file, new))
+            handle = self._handles.setdefault(file, new)
+            self._handles.move_to_end(file)
+            handle.users += 1
         if handle is not new:  # another thread was faster
             os.close(new.fd)
         return handle
 
-    def _used(self, file: DataFile, handle: _Handle) -> _Handle:
-        self._handles.move_to_end(file)
-        handle.users += 1
-        return handle
-
-    @staticmethod
-    def _open(file: DataFile) -> int:
-        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            file._check_unchanged(os.fstat(fd))
-        except FormatError:
-            os.close(fd)
-            raise
-        return fd
-
-    def put_back(self, file: DataFile, handle: _Handle) -> None:
+    def put_back(self, handle: _Handle) -> None:
         with self._lock:
             handle.users -= 1
-            for other in list(self._handles)[: max(0, len(self._handles) - MAX_OPEN)]:
-                if not self._handles[other].users:
-                    os.close(self._handles.pop(other).fd)
+            if len(self._handles) > MAX_OPEN:
+                self._close_oldest(len(self._handles) - MAX_OPEN)
+
+    def _close_oldest(self, num: int) -> None:
+        for file in list(self._handles)[:num]:
+            if not self._handles[file].users:
+                os.close(self._handles.pop(file).fd)
 
 
 _open_files = _OpenFiles()
+
+
+class _Opened:
+    """What ``DataFile.opened`` gives: of ``contextmanager``, every read would pay for the calls."""
+
+    __slots__ = ("_file", "_handle")
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> int:
+        try:
+            self._handle = _open_files.take(self._file)
+        except OSError as error:
+            raise _explanation(self._file.path, error) from error
+        return self._handle.fd
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is None:
+                path = self._handle.path
+                self._file.check_unchanged(os.stat(path))  # noqa: PTH116 - three calls fewer
+        except OSError as missing:
+            raise _explanation(self._file.path, missing) from missing
+        finally:
+            _open_files.put_back(self._handle)
+        if isinstance(error, OSError):
+            raise _explanation(self._file.path, error) from error

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.errors import FormatError
-from hyperslab.io.engine.buffers import Bytes, scratch
+from hyperslab.io.engine.buffers import Bytes, address_of, scratch
 from hyperslab.io.engine.chunked import BlockReader
 from hyperslab.io.engine.read_ahead import Range
 
@@ -70,22 +70,18 @@ def function(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> C
     return found
 
 
-def address(array: Bytes, start: int = 0) -> int:
-    return int(array.__array_interface__["data"][0]) + start
-
-
 def lzf(stored: Bytes, nbytes: int) -> Bytes:
     decompress = function(
         h5py_library(), "lzf_decompress", c_uint32, c_void_p, c_uint32, c_void_p, c_uint32
     )
     out = scratch.take(nbytes)
-    _check(decompress(address(stored), stored.size, address(out), nbytes), nbytes, "LZF")
+    _check(decompress(address_of(stored), stored.size, address_of(out), nbytes), nbytes, "LZF")
     return out
 
 
 def fletcher32(data: Bytes) -> int:
     checksum = function(h5py_library(), "H5_checksum_fletcher32", c_uint32, c_void_p, c_size_t)
-    return int(checksum(address(data), data.size))
+    return int(checksum(address_of(data), data.size))
 
 
 def zstd(stored: Bytes, nbytes: int) -> Bytes:
@@ -93,7 +89,9 @@ def zstd(stored: Bytes, nbytes: int) -> Bytes:
         plugin("zstd"), "ZSTD_decompress", c_size_t, c_void_p, c_size_t, c_void_p, c_size_t
     )
     out = scratch.take(nbytes)
-    _check(decompress(address(out), nbytes, address(stored), stored.size), nbytes, "Zstandard")
+    _check(
+        decompress(address_of(out), nbytes, address_of(stored), stored.size), nbytes, "Zstandard"
+    )
     return out
 
 
@@ -119,7 +117,7 @@ def _lz4_block(stored: Bytes, place: int, packed: int, out: Bytes, start: int, s
     decompress = function(
         plugin("lz4"), "LZ4_decompress_safe", c_int, c_void_p, c_void_p, c_int, c_int
     )
-    done = decompress(address(stored, place), address(out, start), packed, size)
+    done = decompress(address_of(stored) + place, address_of(out) + start, packed, size)
     _check(done, size, "LZ4")
 
 
@@ -131,7 +129,7 @@ def bitunshuffled(stored: Bytes, nbytes: int, itemsize: int) -> Bytes:
     _check(stored.size, nbytes, "bitshuffle")
     out = scratch.take(nbytes)
     decode = function(plugin("bshuf"), "bshuf_bitunshuffle", *_BITSHUFFLE)
-    _check_code(decode(address(stored), address(out), nbytes // itemsize, itemsize, 0))
+    _check_code(decode(address_of(stored), address_of(out), nbytes // itemsize, itemsize, 0))
     return out
 
 
@@ -190,7 +188,9 @@ class BitshuffledBlocks(BlockReader):
     def _undo(self, stored: Bytes, out: Bytes) -> None:
         """Decodes as many blocks as fill ``out``."""
         num_items = out.size // self._itemsize
-        found = self._decode(address(stored), address(out), num_items, self._itemsize, self._block)
+        found = self._decode(
+            address_of(stored), address_of(out), num_items, self._itemsize, self._block
+        )
         _check_code(found)
 
 
@@ -245,10 +245,10 @@ def blosc(stored: Bytes, nbytes: int) -> Bytes:
     decompress = function(
         library, "blosc_decompress_ctx", c_int, c_void_p, c_void_p, c_size_t, c_int
     )
-    if validate(address(stored), stored.size, ctypes.byref(c_size_t())) < 0:
+    if validate(address_of(stored), stored.size, ctypes.byref(c_size_t())) < 0:
         raise FormatError("Blosc data has a damaged header")
     out = scratch.take(nbytes)
-    _check(decompress(address(stored), address(out), nbytes, 1), nbytes, "Blosc")
+    _check(decompress(address_of(stored), address_of(out), nbytes, 1), nbytes, "Blosc")
     return out
 
 

@@ -56,12 +56,12 @@ class Pipeline:
     def undo(self, stored: memoryview, skipped: int) -> Bytes | BlockReader:
         """The chunk stored as these bytes; bit ``i`` of ``skipped`` leaves out filter ``i``."""
         steps = [step for i, step in enumerate(self._steps) if not skipped >> i & 1]
-        sizes = [self._nbytes]
-        for code, _ in steps:
-            sizes.append(sizes[-1] + 4 * (code == FLETCHER32))
         data = np.frombuffer(stored, np.uint8)
         if len(steps) == 1 and isinstance(bitshuffled := steps[0][1], _Bitshuffled):
             return bitshuffled.blocks(data, self._nbytes)
+        sizes = [self._nbytes]
+        for code, _ in steps:
+            sizes.append(sizes[-1] + 4 * (code == FLETCHER32))
         for (_, undo), nbytes in zip(reversed(steps), reversed(sizes[:-1]), strict=True):
             data = undo(data, nbytes)
         return data
