@@ -14,14 +14,14 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from fuzzing.networks import close, draw_network, loss_of
+from fuzzing.random_net import RandomNet, random_place
 from torch import Tensor, nn
 from torch.autograd import Function, grad
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import close, draw_network, loss_of
 from hyperslab.torch_private import without_donated_buffers
 
 
