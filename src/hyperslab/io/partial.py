@@ -35,6 +35,7 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
         raise WriteError(f"{target} cannot be written: it is there, and not a file")
     with explained_writing(target):
         path, fd = _create(target)
+        _open.add(path)
         try:
             yield path, fd
             os.fsync(fd)
@@ -44,7 +45,18 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
             path.unlink(missing_ok=True)
             raise
         finally:
+            _open.discard(path)
             os.close(fd)
+
+
+_open: set[Path] = set()
+"""What this process writes now."""
+
+
+def remove_open() -> None:
+    """Removes what this process is writing, for one that ends at once."""
+    for path in list(_open):
+        path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
