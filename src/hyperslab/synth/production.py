@@ -18,6 +18,7 @@ import numpy as np
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import check_capacity, make_folder, partial_file, remove_leftovers
+from hyperslab.io.spec import shown_shape
 from hyperslab.io.workers import worker_processes
 
 # HDF5 files that are there whole or not at all, and say what they were made with
@@ -113,6 +114,14 @@ class SampleFiles:
     def num_files(self) -> int:
         return self.count
 
+    @property
+    def sizes(self) -> Settings:
+        """Those of its samples."""
+        raise NotImplementedError
+
+    def settings(self, index: int) -> Settings:
+        return {"kind": self.prefix, **self.sizes, "seed": self.seed, "index": index}
+
     def file_name(self, index: int) -> str:
         return f"{self.prefix}_{index:06d}.h5"
 
@@ -142,10 +151,17 @@ class BatchFiles(SampleFiles):
         return range(first, min(first + self.per_file, self.count))
 
     def settings(self, index: int) -> Settings:
-        images = self.numbers(index)
-        size, seed = "x".join(map(str, self.shape)), self.seed
+        images, size = self.numbers(index), shown_shape(self.shape)
         counts = {"first": images.start, "images": len(images)}
-        return {"kind": self.prefix, "size": size, **counts, "seed": seed}
+        return {"kind": self.prefix, "size": size, **counts, "seed": self.seed}
+
+
+def check_size(what: str, shape: Sequence[int], least: int, most: int) -> None:
+    """Raises unless samples of ``shape`` can be made."""
+    if not least <= min(shape) <= max(shape) <= most:
+        raise ConfigError(
+            f"the size of {what} must be {least} to {most} along each dim, got {shown_shape(shape)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

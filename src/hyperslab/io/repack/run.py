@@ -16,7 +16,7 @@ from typing import Any
 
 import h5py
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, check_choice
 from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
@@ -100,8 +100,7 @@ def repack(
         jobs: Processes, each of which rewrites one file at a time; 0 does it in this one.
         progress: Is told how many bytes of arrays are done, and of how many.
     """
-    if compression not in COMPRESSIONS:
-        raise ConfigError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+    check_choice("compression", compression, COMPRESSIONS)
     if dataset.tilings:
         raise ConfigError("whole files are repacked: cut into tiles what was written, not before")
     filter_options(compression)
