@@ -49,6 +49,12 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
             os.close(fd)
 
 
+def write_file(path: Path, content: bytes | str) -> None:
+    """Writes a file that is there as a whole or not at all."""
+    with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 _open: set[Path] = set()
 """What this process writes now."""
 

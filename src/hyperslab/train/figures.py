@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from hyperslab.errors import FormatError
 from hyperslab.io.info.pictures import BLUE, GREEN, ORANGE, count_whole
-from hyperslab.io.partial import make_folder, partial_file
+from hyperslab.io.partial import make_folder, write_file
 from hyperslab.train.metrics import Floats, Labels, auc, roc
 from hyperslab.train.recorder import Line, read_log
 
@@ -66,8 +65,7 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     try:
         figure.savefig(memory, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
         make_folder(path.parent)
-        with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
-            file.write(memory.getbuffer())
+        write_file(path, memory.getvalue())
     except (FormatError, ValueError) as error:  # or a name that is no formula, such as $x
         _log.warning("figure %s is missing: %s", path.name, " ".join(str(error).split()))
         return []
