@@ -45,7 +45,7 @@ def command_of(part, seed):
         return ["benchmarks/stress.py", "--seed", str(seed), "--count", str(NETWORKS)]
     if part.endswith(" files"):
         format = part.removesuffix(" files")
-        fuzz = ["-m", "hyperslab.testing.fuzz_readers", "--format", format]
+        fuzz = ["benchmarks/damaged_files.py", "--format", format]
         return [*fuzz, "--seed", str(seed), "--count", str(FILES)]
     return [
         *("-m", "pytest", "-q", "-m", "hypothesis and not gpu"),

@@ -12,12 +12,11 @@ import json
 import warnings
 
 import click
+from fuzzing.networks import draw_network, stress
+from fuzzing.random_net import random_place
+from fuzzing.ways_of_use import check_way
 from rich.console import Console
 from rich.progress import track
-
-from hyperslab.testing.random_net import random_place
-from hyperslab.testing.stress import draw_network, stress
-from hyperslab.testing.ways_of_use import check_way
 
 
 @click.command(help=__doc__)

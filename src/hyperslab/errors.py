@@ -1,6 +1,6 @@
-"""Every error that hyperslab raises on purpose, and the hint that many of them end with."""
+"""Every error that hyperslab raises on purpose, and the words that many of them share."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -26,6 +26,12 @@ class CommError(HyperslabError, RuntimeError):
 
 class UnsupportedOp(HyperslabError, NotImplementedError):  # noqa: N818 - a public name
     """A torch function that has no exact rule for a split tensor."""
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raises unless ``value`` of the setting ``name`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def did_you_mean(wrong: str, known: Iterable[str], lead: str = "", cutoff: float = 0.6) -> str:

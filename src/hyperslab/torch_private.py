@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
 from functools import wraps
 from types import CodeType, MethodType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -220,14 +219,6 @@ def release_graph_pool(device_index: int, pool: Any) -> None:
     """Ends the allocation of memory to ``pool`` where a CUDA graph failed to end it."""
     torch._C._cuda_endAllocateToPool(device_index, pool)
     torch._C._cuda_releasePool(device_index, pool)
-
-
-def without_donated_buffers() -> AbstractContextManager[Any]:
-    """Within it, a graph can be compiled that is passed back through twice."""
-    from torch._functorch import config
-
-    patched: AbstractContextManager[Any] = config.patch(donated_buffer=False)
-    return patched
 
 
 # --- What Dynamo is told: only by ``hyperslab.nn.compile``, as it loads the compiler --------------

@@ -14,6 +14,7 @@ SMALL = {
         *("--size", "16", "--count", "10", "--cubes", "8,16", "--jobs", "1"),
         *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
     ],
+    "damaged_files.py": ["--format", "npy", "--count", "8"],
     "gpu_channels.py": ["--small"],
     "gpu_depth.py": ["--small"],
     "gpu_exchange.py": ["--small"],

@@ -58,12 +58,12 @@ def test_more_particles_can_be_asked_for(tmp_path):
         (["cosmo", "--particles", "2"], 1, "must be a cube"),
         (["cosmo", "--count", "0"], 2, "0 is not in the range"),
         (["climate", "--size", "768"], 2, "'768' is not a size such as 768x1152"),
-        (["climate", "--size", "8x8"], 1, "must be 16x16 to 8192x8192"),
+        (["climate", "--size", "8x8"], 1, "must be 16 to 8192 along each dim"),
         (["hep", "--seed", "-1"], 2, "-1 is not in the range"),
         (["mesh", "--size", "64x128"], 2, "64x128 is not a square"),
         (["mesh", "--size", "96"], 1, "must be a multiple of 64"),
         (["volumes", "--size", "8"], 1, "must be 16 to 1024 along each dim, got 8x8x8"),
-        (["images", "--size", "8x64"], 1, "must be 16x16 to 4096x4096, got 8x64"),
+        (["images", "--size", "8x64"], 1, "must be 16 to 4096 along each dim, got 8x64"),
     ],
 )
 def test_bad_values_are_one_clear_line(arguments, code, words, tmp_path):

@@ -214,7 +214,7 @@ def test_signals_that_come_while_the_process_ends_are_ignored_if_asked_for():
 
 
 def error(rank, text, *, about_others=False):
-    return RankError(rank, text, True, about_others)
+    return RankError(rank, text, about_others)
 
 
 def cause(codes, *errors, passed_on=()):

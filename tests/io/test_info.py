@@ -119,6 +119,9 @@ def test_values_that_are_not_numbers_are_counted_apart(tmp_path):
 def test_all_dtypes_and_dims_have_a_slice_and_a_picture(tmp_path, dtype, shape, axes):
     data = saved(tmp_path, np.ones(shape, dtype), axes=axes)
     assert describe_slice(data).channels[0].maximum == 1
+    pytest.importorskip("matplotlib")
+    draw_slice(data, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size
 
 
 def test_of_a_very_large_picture_the_middle_is_looked_at(tmp_path):

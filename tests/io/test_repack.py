@@ -332,7 +332,7 @@ def test_a_file_of_another_shape_is_one_clear_error(tmp_path):
 def test_wrong_arguments_are_refused(dataset, tmp_path):
     with pytest.raises(ConfigError, match="chunks 4x4 have 2 dims"):
         repack(dataset, tmp_path / "out", chunks=(4, 4))
-    with pytest.raises(ConfigError, match="compression is one of"):
+    with pytest.raises(ConfigError, match="compression must be one of"):
         repack(dataset, tmp_path / "out", compression="rar")
     with pytest.raises(LayoutError, match="cannot split"):
         repack(dataset, tmp_path / "out", grid=grid(depth=17))

@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from fuzzing.networks import stress
 from torch import nn
 
 import hyperslab as hs
 from hyperslab.dist_ops import choices
 from hyperslab.testing import Team, assert_same_as_serial, seeded
-from hyperslab.testing.stress import stress
 
 pytestmark = pytest.mark.gpu
 

@@ -15,11 +15,12 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 import hyperslab as hs
+from hyperslab.io.info.pictures import Picture
 from hyperslab.testing import seeded
 from hyperslab.train import figures as figures_module
 from hyperslab.train.config import TaskConfig
 from hyperslab.train.figures import draw_confusion, draw_curves, draw_predictions, draw_roc
-from hyperslab.train.slices import Picture, draw_pictures, input_pictures, on_one_scale, pictures_of
+from hyperslab.train.slices import draw_pictures, input_pictures, on_one_scale, pictures_of
 from hyperslab.train.task import Batch, make_task
 
 

@@ -6,9 +6,10 @@ from types import NoneType
 import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
+from hyperslab.annotations import LARGEST, members
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
-from hyperslab.train.config_schema import LARGEST, members, settings, tables
+from hyperslab.train.config_schema import settings, tables
 from hyperslab.train.preset_list import PRESETS
 from hyperslab.train.read_config import config_name, read_config
 from hyperslab.train.write_config import config_to_toml

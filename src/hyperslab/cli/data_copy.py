@@ -23,7 +23,7 @@ from hyperslab.io.dataset import rank_boxes
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.repack.plan import COMPRESSIONS
 from hyperslab.io.repack.run import RepackReport, repack as repack_data
-from hyperslab.io.spec import check_cuts
+from hyperslab.io.spec import check_cuts, shown_shape
 from hyperslab.io.stage import StageReport, stage as stage_data
 from hyperslab.io.stage.run import THREADS
 from hyperslab.layout import Grid
@@ -93,8 +93,9 @@ def _repack_table(report: RepackReport) -> Table:
     kept = f", {report.num_kept} were there already" if report.num_kept else ""
     table.add_row("files", f"{report.num_written} written to {report.directory}{kept}")
     for array in report.arrays:
-        chunks = "x".join(map(str, array.chunks or ()))
-        how = f"chunks of {chunks}, {report.compression}" if chunks else "in one piece"
+        how = "in one piece"
+        if array.chunks:
+            how = f"chunks of {shown_shape(array.chunks)}, {report.compression}"
         dims = f"dims {array.axes}, " if array.axes else ""
         table.add_row(array.name, Text(dims + how))
     if report.num_written:

@@ -15,6 +15,7 @@ from hyperslab.cli.machine import Machine, find_machine
 from hyperslab.cli.output import counted, progress_bar
 from hyperslab.errors import ConfigError
 from hyperslab.io.partial import shown_nbytes
+from hyperslab.io.spec import shown_shape
 from hyperslab.synth import (
     Climate,
     Collisions,
@@ -70,8 +71,7 @@ def number_option(name: str, default: int, text: str) -> Decorator:
 
 def checked_equal(size: tuple[int, ...], name: str) -> int:
     if len(set(size)) > 1:
-        shown = "x".join(map(str, size))
-        raise click.BadParameter(f"{shown} is not {name}", param_hint="'--size'")
+        raise click.BadParameter(f"{shown_shape(size)} is not {name}", param_hint="'--size'")
     return size[0]
 
 

@@ -22,6 +22,7 @@ from hyperslab.cli.machine import Machine, find_gpus, find_machine
 from hyperslab.cli.output import print_result, two_columns
 from hyperslab.cli.selftest import Check, run_selftest
 from hyperslab.errors import ConfigError, HyperslabError
+from hyperslab.io.partial import shown_nbytes
 
 if TYPE_CHECKING:  # it loads torch
     from hyperslab.comm.launch import Launch
@@ -86,12 +87,12 @@ def _describe_place(report: Report) -> list[tuple[str, str]]:
 
 def _describe_machine(machine: Machine) -> list[tuple[str, str]]:
     gpus = [
-        (f"GPU {index}", f"{gpu['name']}, {gpu['memory_nbytes'] / 2**30:.1f} GiB")
+        (f"GPU {index}", f"{gpu['name']}, {shown_nbytes(gpu['memory_nbytes'])}")
         for index, gpu in enumerate(machine["gpus"])
     ]
     return [
         ("CPU cores", f"{machine['cpu_cores']:g} usable"),
-        ("memory", f"{machine['memory_nbytes'] / 2**30:.1f} GiB usable"),
+        ("memory", f"{shown_nbytes(machine['memory_nbytes'])} usable"),
         *gpus,
     ]
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from hyperslab.store.budget import cgroup_folders
+
 
 class Gpu(TypedDict):
     """One GPU as torch sees it."""
@@ -74,22 +76,8 @@ def _read_all(root: Path, controller: str, name: str) -> Iterator[str]:
 
     ``controller`` is empty in version 2, which has one tree for all.
     """
-    for folder in _cgroup_folders(root, controller):
+    for folder in cgroup_folders(root, controller):
         try:
             yield (folder / name).read_text()
         except OSError:  # the root has no limits, and a container may hide the rest
             continue
-
-
-def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            here = Path(path.lstrip("/"))
-            tree = root / "sys/fs/cgroup" / controller
-            return [tree / folder for folder in (here, *here.parents)]
-    return []

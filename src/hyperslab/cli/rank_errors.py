@@ -48,7 +48,6 @@ class RankError:
 
     rank: int
     text: str
-    is_on_purpose: bool
     is_about_others: bool
     """Whether it only tells that another rank has failed."""
 
@@ -141,11 +140,10 @@ def _told(errors: Sequence[RankError], num_ranks: int) -> str:
 
 
 def _leave(error: Exception, rank: int, folder: Path, with_traceback: bool) -> None:
-    on_purpose = isinstance(error, HyperslabError)
     text = _one_line(error)
-    if with_traceback or not on_purpose:
+    if with_traceback or not isinstance(error, HyperslabError):
         text = "".join(traceback.format_exception(error)).rstrip()
-    left = RankError(rank, text, on_purpose, isinstance(error, CommError))
+    left = RankError(rank, text, isinstance(error, CommError))
     partial = folder / f"{rank}.part"
     partial.write_text(json.dumps(asdict(left)))
     partial.rename(folder / f"rank{rank}.json")

@@ -35,6 +35,7 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
         raise WriteError(f"{target} cannot be written: it is there, and not a file")
     with explained_writing(target):
         path, fd = _create(target)
+        _open.add(path)
         try:
             yield path, fd
             os.fsync(fd)
@@ -44,7 +45,24 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
             path.unlink(missing_ok=True)
             raise
         finally:
+            _open.discard(path)
             os.close(fd)
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Writes a file that is there as a whole or not at all."""
+    with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+_open: set[Path] = set()
+"""What this process writes now."""
+
+
+def remove_open() -> None:
+    """Removes what this process is writing, for one that ends at once."""
+    for path in list(_open):
+        path.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

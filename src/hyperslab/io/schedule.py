@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, check_choice
 from hyperslab.layout import Span, cut_evenly
 
 SHUFFLES = ("global", "local", "none")
@@ -54,8 +54,7 @@ class Schedule:
     num_shares: int = 1
 
     def __post_init__(self) -> None:
-        if self.shuffle not in SHUFFLES:
-            raise ConfigError(f"shuffle must be one of {', '.join(SHUFFLES)}, got {self.shuffle!r}")
+        check_choice("shuffle", self.shuffle, SHUFFLES)
         for name in ("num_samples", "batch_size", "num_shares"):
             value: object = getattr(self, name)
             if not isinstance(value, int) or value < 1:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperslab.kernels import few_channels, fused, tiles, torch_conv
+from hyperslab.kernels.act_pool import activation_grad
 from hyperslab.kernels.few_channels_operands import Packed, pack
 from hyperslab.kernels.tiled_conv import Conv
 from hyperslab.layout import Window
@@ -242,7 +243,7 @@ class _FewChannels(Function):
         ones = (1,) * len(ctx.padding)
         convolution = Settings(ones, ones, 1).padded(ctx.padding)
         if torch.is_grad_enabled():  # for a gradient of this gradient
-            grad = grad if out is None else _unactivated(grad, out.detach(), ctx.slope)
+            grad = grad if out is None else activation_grad(grad, out.detach(), ctx.slope)
             wide = x.to(weight.dtype)
             grads = convolution.run_backward_at_once(grad, wide, weight, (wants_x, *wants))
             return (*grads, None, None)
@@ -251,18 +252,11 @@ class _FewChannels(Function):
                 Packed(kept, ctx.geometry), grad, weight, out, ctx.slope, want_bias=wants[1]
             )
             return None, grad_weight, grad_bias, None, None
-        grad = grad if out is None else _unactivated(grad, out, ctx.slope)
+        grad = grad if out is None else activation_grad(grad, out, ctx.slope)
         grad_x, *others = convolution.run_backward(
             grad.to(weight.dtype), x.to(weight.dtype), weight, (wants_x, *wants)
         )
         return (None if grad_x is None else grad_x.to(x.dtype), *others, None, None)
-
-
-def _unactivated(grad: Tensor, out: Tensor, slope: float) -> Tensor:
-    """The gradient of what an activation got, by its output."""
-    if slope == 0:
-        return torch.ops.aten.threshold_backward.default(grad, out, 0)  # type: ignore[no-any-return]
-    return torch.ops.aten.leaky_relu_backward.default(grad, out, slope, True)  # type: ignore[no-any-return]
 
 
 class Settings(NamedTuple):

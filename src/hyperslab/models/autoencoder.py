@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from hyperslab.errors import ConfigError
-from hyperslab.models.checks import check_at_least, check_widths, shown
+from hyperslab.errors import ConfigError, check_choice
+from hyperslab.io.spec import shown_shape
+from hyperslab.models.checks import check_at_least, check_widths
 from hyperslab.models.initial import init_glorot
 
 OUTPUTS = {"linear": nn.Identity, "sigmoid": nn.Sigmoid}
@@ -32,8 +33,7 @@ class DenseAutoencoder(nn.Module):
         super().__init__()
         check_at_least(1, inputs=inputs)
         check_widths("hidden", hidden)
-        if output not in OUTPUTS:
-            raise ConfigError(f"output must be one of {', '.join(OUTPUTS)}, got {output!r}")
+        check_choice("output", output, OUTPUTS)
         self.inputs = inputs
         widths = [inputs, *hidden]
         self.encoder = nn.Sequential(
@@ -55,7 +55,7 @@ class DenseAutoencoder(nn.Module):
         if math.prod(x.shape[1:]) != self.inputs:
             raise ConfigError(
                 f"DenseAutoencoder was made for samples of {self.inputs} numbers and is given "
-                f"{shown(x.shape[1:])}: set inputs = {math.prod(x.shape[1:])}"
+                f"{shown_shape(x.shape[1:])}: set inputs = {math.prod(x.shape[1:])}"
             )
         out: Tensor = self.decoder(self.encoder(x.flatten(1)))
         return out.reshape(x.shape)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, get_args, get_origin
+from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 
+from hyperslab.annotations import MisfitError, expected, fit
 from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.models.autoencoder import DenseAutoencoder
 from hyperslab.models.cosmoflow import CosmoFlow
@@ -31,18 +32,15 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
     }
 )
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
 
 def build(name: str, options: Mapping[str, Any] | None = None) -> nn.Module:
     """The network ``name`` of ``MODELS``, made with ``options``."""
     if name not in MODELS:
         raise ConfigError(f"there is no model {name!r}{_hint(name, MODELS, 'the models are')}")
-    given = dict(options or {})
-    check_options(MODELS[name], given, f"model {name}")
-    _check_kinds(MODELS[name], given, f"model {name}")
+    make, given = MODELS[name], options or {}
+    check_options(make, given, f"model {name}")
     try:
-        return MODELS[name](**given)
+        return make(**_fitted(make, given))
     except ConfigError as error:
         raise ConfigError(f"model {name}: {error}") from error
 
@@ -69,28 +67,15 @@ def _hint(wrong: str, known: Iterable[str], they_are: str) -> str:
     return f"{hint} ({they_are} {', '.join(known) or 'none'})"
 
 
-def _check_kinds(make: Callable[..., Any], options: Mapping[str, Any], what: str) -> None:
+def _fitted(make: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """``options`` as the annotations of ``make`` want them."""
     parameters = inspect.signature(make, eval_str=True).parameters
+    found = {}
     for key, value in options.items():
-        kind = parameters[key].annotation
-        if not _is_a(value, kind):
-            raise ConfigError(f"{what}: {key} must be {_word(kind)}, got {value!r}")
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is UnionType:
-        return any(_is_a(value, each) for each in get_args(kind))
-    if get_origin(kind) is not None:  # a sequence
-        (item,) = get_args(kind)
-        return isinstance(value, list | tuple) and all(_is_a(each, item) for each in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _word(kind: Any) -> str:
-    if get_origin(kind) is UnionType:
-        return " or ".join(_word(each) for each in get_args(kind) if each is not NoneType)
-    if get_origin(kind) is not None:
-        return f"a list, each {_word(get_args(kind)[0])}"
-    return WORDS[kind]
+        annotation = parameters[key].annotation
+        try:
+            found[key] = fit(value, annotation)
+        except MisfitError:
+            wanted = expected(annotation, value)
+            raise ConfigError(f"{key} must be {wanted}, got {value!r}") from None
+    return found

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyperslab.errors import ConfigError
+from hyperslab.io.spec import shown_shape
 
 LETTERS = "NCDHW"
 
@@ -36,11 +37,13 @@ def check_batch(x: Tensor, model: str, in_channels: int, num_dims: int) -> torch
     shape = x.shape
     if len(shape) != num_dims + 2:
         dims = ", ".join(["N", "C", *LETTERS[-num_dims:]])
-        raise ConfigError(f"{model} takes batches of dims ({dims}), got the shape {shown(shape)}")
+        raise ConfigError(
+            f"{model} takes batches of dims ({dims}), got the shape {shown_shape(shape)}"
+        )
     if shape[1] != in_channels:
         raise ConfigError(
             f"{model} was made for samples of {in_channels} channels and is given "
-            f"{shown(shape[1:])}: set in_channels = {shape[1]}"
+            f"{shown_shape(shape[1:])}: set in_channels = {shape[1]}"
         )
     return shape[2:]
 
@@ -49,13 +52,9 @@ def check_extents(x: Tensor, model: str, *, least: int, multiple_of: int = 1) ->
     """That every spatial extent of ``x`` is large enough, and divides."""
     extents = x.shape[2:]
     if min(extents) < least:
-        raise ConfigError(f"{model} needs extents of at least {least}, got {shown(extents)}")
+        raise ConfigError(f"{model} needs extents of at least {least}, got {shown_shape(extents)}")
     if any(extent % multiple_of for extent in extents):
         raise ConfigError(
-            f"{model} needs extents that are multiples of {multiple_of}, got {shown(extents)}: "
-            "pad or crop the samples"
+            f"{model} needs extents that are multiples of {multiple_of}, got "
+            f"{shown_shape(extents)}: pad or crop the samples"
         )
-
-
-def shown(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperslab.errors import ConfigError
-from hyperslab.models.checks import check_at_least, check_batch, check_dropout, shown
+from hyperslab.io.spec import shown_shape
+from hyperslab.models.checks import check_at_least, check_batch, check_dropout
 from hyperslab.models.initial import init_glorot
 
 WIDTHS = (1, 2, 4, 8, 16, 16, 16)
@@ -50,8 +51,8 @@ class CosmoFlow(nn.Module):
         extents = check_batch(x, "CosmoFlow", self.in_channels, 3)
         if any(extent != self.size for extent in extents):
             raise ConfigError(
-                f"CosmoFlow was made for cubes of {shown([self.size] * 3)} and is given "
-                f"{shown(extents)}: set its size to that of the samples, or tile them"
+                f"CosmoFlow was made for cubes of {shown_shape([self.size] * 3)} and is given "
+                f"{shown_shape(extents)}: set its size to that of the samples, or tile them"
             )
         out: Tensor = self.head(self.features(x))
         return out

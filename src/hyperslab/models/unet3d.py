@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import check_choice
 from hyperslab.models.checks import check_at_least, check_batch, check_extents
 from hyperslab.models.initial import init_he
 
@@ -41,8 +41,7 @@ class UNet3d(nn.Module):
         super().__init__()
         check_at_least(1, in_channels=in_channels, classes=classes)
         check_at_least(1, base_channels=base_channels, levels=levels)
-        if norm not in NORMS:
-            raise ConfigError(f"norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        check_choice("norm", norm, NORMS)
         self.in_channels, self.levels = in_channels, levels
         widths = [base_channels * 2 ** (level + 1) for level in range(levels)]
         before = [in_channels, *widths]

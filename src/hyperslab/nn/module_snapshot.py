@@ -91,7 +91,7 @@ class ModuleSnapshot:
     def _find_specs(self) -> list[object]:
         here = [x.requires_grad for x in self._here], [x.dtype for x in self._here]
         elsewhere = [(x.data_ptr(), x.shape, x.stride(), x.dtype) for x in self._elsewhere]
-        return [*here, elsewhere, [_version_of(x) for x in self._elsewhere]]
+        return [*here, elsewhere, [version_of(x) for x in self._elsewhere]]
 
     @property
     def moved(self) -> bool:
@@ -189,7 +189,7 @@ class TensorVersions:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = [*tensors]
-        self._versions = [*map(_version_of, self.tensors)]
+        self._versions = [*map(version_of, self.tensors)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorVersions) or len(self.tensors) != len(other.tensors):
@@ -200,10 +200,11 @@ class TensorVersions:
 
     def have_changed(self) -> bool:
         """Whether one of the tensors was written into since this was made."""
-        return [*map(_version_of, self.tensors)] != self._versions
+        return [*map(version_of, self.tensors)] != self._versions
 
 
-def _version_of(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
+    """How often ``tensor`` was written into; those of inference mode do not count it."""
     return 0 if tensor.is_inference() else tensor._version
 
 

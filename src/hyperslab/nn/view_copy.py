@@ -14,6 +14,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import Exchange, Layout, plan_recut
 from hyperslab.nn.dispatch import dispatch
+from hyperslab.nn.module_snapshot import version_of
 from hyperslab.nn.op import unsupported, writes_in_place
 from hyperslab.nn.slab import Slab, check_looks_inside, is_slab
 from hyperslab.torch_private import register_container, tree_leaves, tree_map
@@ -32,7 +33,7 @@ class _Origin(NamedTuple):
         base = piece if piece._base is None else piece._base
         base = getattr(base, "shares_with", base)
         storage = StorageWeakRef(piece.untyped_storage()) if piece.is_inference() else None
-        return cls(weakref.ref(base), _version(base), storage)
+        return cls(weakref.ref(base), version_of(base), storage)
 
     @property
     def lives(self) -> bool:
@@ -42,7 +43,7 @@ class _Origin(NamedTuple):
     @property
     def was_written(self) -> bool:
         base = self.base()
-        return base is not None and _version(base) != self.version
+        return base is not None and version_of(base) != self.version
 
 
 WRITTEN = (
@@ -87,21 +88,15 @@ class ViewCopy(Slab):
     def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves = tree_leaves((args, kwargs), is_leaf=is_slab)
         copies = [leaf for leaf in leaves if isinstance(leaf, ViewCopy)]
-        versions = [_version(copy.local) for copy in copies]
+        versions = [version_of(copy.local) for copy in copies]
         out = dispatch(function, args, kwargs)
         for copy, version in zip(copies, versions, strict=True):
             uncounted = copy._piece.is_inference() and bool(args) and args[0] is copy
-            written = _version(copy._piece) != version or (
+            written = version_of(copy._piece) != version or (
                 uncounted and writes_in_place(function, kwargs)
             )
             if written and any(origin.lives for origin in copy.origins):
-                raise unsupported(
-                    function,
-                    copy,
-                    "it writes into a copy of what other ranks hold, where torch writes through a "
-                    "view into the tensor it was taken from: assign to that tensor, as in "
-                    "x[index] = x[index] + 1, or clone() the part first",
-                )
+                raise unsupported(function, copy, WRITTEN)
         return tree_map(lambda leaf: _marked(leaf, copies), out, is_leaf=is_slab)
 
     def viewed(self, local: Tensor, layout: Layout, *, is_part: bool = False) -> Slab:
@@ -109,11 +104,6 @@ class ViewCopy(Slab):
 
     def __reduce__(self) -> tuple[type[Slab], tuple[object, ...]]:
         return Slab, (self.local, self.layout, self.mesh)
-
-
-def _version(piece: Tensor) -> int:
-    """How often ``piece`` was written into; tensors of inference mode do not count it."""
-    return 0 if piece.is_inference() else piece._version
 
 
 def _marked(leaf: Any, copies: list[ViewCopy]) -> Any:

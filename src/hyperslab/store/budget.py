@@ -50,36 +50,43 @@ def _free_of_machine(root: Path) -> int:
 
 def _free_of_groups(root: Path) -> Iterator[int]:
     """What each group around this process has left; pages of files can be given up."""
-    for folder, limit, usage in _memory_groups(root):
-        try:
-            allowed = int((folder / limit).read_text())
-            used = int((folder / usage).read_text())
-            text = (folder / "memory.stat").read_text()
-        except (OSError, ValueError):  # no limit is the word "max"
-            continue
-        fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
-        files = fields.get("inactive_file", fields.get("total_inactive_file", "0"))
-        yield allowed - used + int(files)
+    for controller, limit, usage in _MEMORY_FILES:
+        for folder in cgroup_folders(root, controller):
+            try:
+                allowed = int((folder / limit).read_text())
+                used = int((folder / usage).read_text())
+                text = (folder / "memory.stat").read_text()
+            except (OSError, ValueError):  # no limit is the word "max"
+                continue
+            fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+            files = fields.get("inactive_file", fields.get("total_inactive_file", "0"))
+            yield allowed - used + int(files)
 
 
-def _memory_groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+_MEMORY_FILES = (
+    ("", "memory.max", "memory.current"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Of control groups, version 2 and 1: the controller, and the files with limit and usage."""
+
+
+def cgroup_folders(root: Path, controller: str) -> list[Path]:
+    """Those of this process's control group and of all around it.
+
+    ``root`` is where ``/proc`` and ``/sys`` are found. ``controller`` is empty in version 2, which
+    has one tree for all.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
+    except OSError:  # not Linux
+        return []
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        inner = base / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            if folder == base or base in folder.parents:
-                yield folder, *names
+        if controller in controllers.split(","):
+            here = Path(path.lstrip("/"))
+            tree = root / "sys/fs/cgroup" / controller
+            return [tree / folder for folder in (here, *here.parents)]
+    return []
 
 
 def free_disk(folder: Path) -> int:

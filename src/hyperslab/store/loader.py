@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError, FormatError, HyperslabError
+from hyperslab.errors import ConfigError, FormatError, HyperslabError, check_choice
 from hyperslab.io import Dataset
 from hyperslab.io.engine.buffers import BufferPool
 from hyperslab.io.schedule import Position, Schedule
@@ -107,9 +107,9 @@ class Loader:
         cuts: Mapping[str, Sequence[int]] | None = None,
         threads: int | None = None,
     ) -> None:
-        _check_choice("store", store, STORES)
-        _check_choice("bad_samples", bad_samples, BAD_SAMPLES)
-        _check_choice("transport", transport, TRANSPORTS)
+        check_choice("store", store, STORES)
+        check_choice("bad_samples", bad_samples, BAD_SAMPLES)
+        check_choice("transport", transport, TRANSPORTS)
         _check_count("prefetch", prefetch, least=0)
         _check_count("threads", threads, least=1)
         if mesh is not None and not hasattr(mesh, "grid"):
@@ -413,11 +413,6 @@ def _check_state(state: object) -> None:
     for name in _STATE_NUMBERS:
         if not isinstance(state[name], int):
             raise ConfigError(f"the state of a loader has {name}={state[name]!r}, no whole number")
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def _check_count(name: str, value: object, least: int) -> None:

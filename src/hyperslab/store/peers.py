@@ -65,8 +65,8 @@ def ranks_of_node(peers: Peers) -> list[int]:
 class SingleProcess:
     """One process, or one of several that share no more than their files."""
 
-    def __init__(self, grid: Grid, rank: int = 0) -> None:
-        self.grid, self.rank = grid, rank
+    def __init__(self, grid: Grid) -> None:
+        self.grid, self.rank = grid, 0
 
     def tell_all(self, value: T) -> list[T]:
         assert self.grid.num_ranks == 1

@@ -66,17 +66,16 @@ class Prefetcher(Generic[Plan, Begun, Item]):
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Ends it when all that was allowed has been made, as it is on every other rank."""
-        with self._change:
-            self._is_draining = True
-            self._change.notify_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_seconds)
-        self._ready.clear()
+        self._is_draining = True
+        self._end(timeout_seconds)
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """Ends it without waiting for what other ranks may never send."""
+        self._is_stopped = True
+        self._end(timeout_seconds)
+
+    def _end(self, timeout_seconds: float | None) -> None:
         with self._change:
-            self._is_stopped = True
             self._change.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError
-from hyperslab.synth.production import SampleFiles, Settings
+from hyperslab.io.spec import shown_shape
+from hyperslab.synth.production import SampleFiles, Settings, check_size
 from hyperslab.synth.sphere import RADIUS, Array, Grid, came_from, random_field, sampled, vectors
 
 # What is to be found on a weather map: tropical cyclones, and rivers of vapour in the air
@@ -370,10 +370,7 @@ class Climate(SampleFiles):
     count: int = 8
 
     def __post_init__(self) -> None:
-        if not LEAST <= min(self.shape) <= max(self.shape) <= MOST:
-            raise ConfigError(
-                f"the size of a map must be {LEAST}x{LEAST} to {MOST}x{MOST}, got {self.shape}"
-            )
+        check_size("a map", self.shape, LEAST, MOST)
         super().__post_init__()
 
     @property
@@ -383,9 +380,9 @@ class Climate(SampleFiles):
     def file_nbytes(self, index: int) -> int:
         return (4 * len(CHANNELS) + 1) * self.shape[0] * self.shape[1] + 2**14
 
-    def settings(self, index: int) -> Settings:
-        size = "x".join(map(str, self.shape))
-        return {"kind": self.prefix, "size": size, "seed": self.seed, "index": index}
+    @property
+    def sizes(self) -> Settings:
+        return {"size": shown_shape(self.shape)}
 
     def fill(self, file: h5py.File, index: int) -> None:
         data, mask = make_weather(Grid(*self.shape), self.rng(index))

@@ -242,9 +242,9 @@ class Universes(SampleFiles):
     def file_nbytes(self, index: int) -> int:
         return 2 * self.size**3 * len(REDSHIFTS) + 2**14
 
-    def settings(self, index: int) -> Settings:
-        sizes = {"size": self.size, "particles": self.particles}
-        return {"kind": self.prefix, **sizes, "seed": self.seed, "index": index}
+    @property
+    def sizes(self) -> Settings:
+        return {"size": self.size, "particles": self.particles}
 
     def fill(self, file: h5py.File, index: int) -> None:
         rng = self.rng(index)

@@ -13,8 +13,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError
-from hyperslab.synth.production import BatchFiles
+from hyperslab.synth.production import BatchFiles, check_size
 
 # Jets: how a quark or a gluon becomes a spray of particles, and how a spray is found again
 
@@ -318,8 +317,7 @@ class Collisions(BatchFiles):
     per_file: int = 64
 
     def __post_init__(self) -> None:
-        if min(self.shape) < 1 or max(self.shape) > 4096:
-            raise ConfigError(f"the size of an image must be 1x1 to 4096x4096, got {self.shape}")
+        check_size("an image", self.shape, 1, 4096)
         super().__post_init__()
 
     @property

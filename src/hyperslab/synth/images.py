@@ -10,8 +10,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError
-from hyperslab.synth.production import BatchFiles
+from hyperslab.synth.production import BatchFiles, check_size
 from hyperslab.synth.smooth_noise import Field, smooth_noise
 
 Colour: TypeAlias = NDArray[np.float32]
@@ -178,11 +177,7 @@ class Images(BatchFiles):
     per_file: int = 256
 
     def __post_init__(self) -> None:
-        if not LEAST <= min(self.shape) <= max(self.shape) <= MOST:
-            raise ConfigError(
-                f"the size of an image must be {LEAST}x{LEAST} to {MOST}x{MOST}, got "
-                f"{'x'.join(map(str, self.shape))}"
-            )
+        check_size("an image", self.shape, LEAST, MOST)
         super().__post_init__()
 
     @property

@@ -351,9 +351,9 @@ class Meshes(SampleFiles):
         blocks = (self.size // self.block) ** 2
         return 4 * (len(CHANNELS) * self.size**2 + NUM_STEPS * blocks) + 2**14
 
-    def settings(self, index: int) -> Settings:
-        sizes = {"size": self.size, "block": self.block}
-        return {"kind": self.prefix, **sizes, "seed": self.seed, "index": index}
+    @property
+    def sizes(self) -> Settings:
+        return {"size": self.size, "block": self.block}
 
     def fill(self, file: h5py.File, index: int) -> None:
         made = make_tangling(self.size, self.block, self.rng(index))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -22,6 +18,8 @@ import numpy as np
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.io.partial import check_capacity, make_folder, partial_file, remove_leftovers
+from hyperslab.io.spec import shown_shape
+from hyperslab.io.workers import worker_processes
 
 # HDF5 files that are there whole or not at all, and say what they were made with
 
@@ -116,6 +114,14 @@ class SampleFiles:
     def num_files(self) -> int:
         return self.count
 
+    @property
+    def sizes(self) -> Settings:
+        """Those of its samples."""
+        raise NotImplementedError
+
+    def settings(self, index: int) -> Settings:
+        return {"kind": self.prefix, **self.sizes, "seed": self.seed, "index": index}
+
     def file_name(self, index: int) -> str:
         return f"{self.prefix}_{index:06d}.h5"
 
@@ -145,10 +151,17 @@ class BatchFiles(SampleFiles):
         return range(first, min(first + self.per_file, self.count))
 
     def settings(self, index: int) -> Settings:
-        images = self.numbers(index)
-        size, seed = "x".join(map(str, self.shape)), self.seed
+        images, size = self.numbers(index), shown_shape(self.shape)
         counts = {"first": images.start, "images": len(images)}
-        return {"kind": self.prefix, "size": size, **counts, "seed": seed}
+        return {"kind": self.prefix, "size": size, **counts, "seed": self.seed}
+
+
+def check_size(what: str, shape: Sequence[int], least: int, most: int) -> None:
+    """Raises unless samples of ``shape`` can be made."""
+    if not least <= min(shape) <= max(shape) <= most:
+        raise ConfigError(
+            f"the size of {what} must be {least} to {most} along each dim, got {shown_shape(shape)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +221,8 @@ def _make_all(recipe: Recipe, folder: Path, todo: Sequence[int], jobs: int) -> I
         for index in todo:
             yield make_file(recipe, folder, index)
         return
-    with _workers(folder, jobs) as executor:
-        with _later(signal.SIGINT):
-            futures = [executor.submit(make_file, recipe, folder, index) for index in todo]
-        for future in as_completed(futures):
+    with worker_processes(jobs, [folder]) as submit_all:
+        for future in as_completed(submit_all(partial(make_file, recipe, folder), todo)):
             yield _result(future)
 
 
@@ -230,49 +241,3 @@ def _result(future: Future[int]) -> int:
             "a process that made files ended too early, as happens when memory runs out: use fewer "
             "--jobs, and run the same command again to make what is missing"
         ) from error
-
-
-@contextmanager
-def _workers(folder: Path, jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that stop at once when the block is left early, and leave nothing behind."""
-    # Spawned, not forked: a fork of a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
-    before = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(jobs, context, initializer=_end_with_parent)
-    try:
-        yield executor
-    except BaseException:
-        _stop([child for child in multiprocessing.active_children() if child not in before])
-        executor.shutdown(cancel_futures=True)
-        remove_leftovers([folder])
-        raise
-    executor.shutdown()
-
-
-def _stop(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.join()
-
-
-@contextmanager
-def _later(number: int) -> Iterator[None]:
-    """Holds a signal back until the end of the block; processes started inside never get it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch(parent: BaseProcess = parent) -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

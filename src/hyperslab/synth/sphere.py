@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating[Any]]
 RADIUS = 6.371e6
 """Of the Earth, in metres."""
+NUM_STEPS = 6
+"""In which the way of the air is followed back."""
 MOST_WAVES = 96
 """The finest random structure has this many waves around the Earth."""
 
@@ -131,17 +133,15 @@ def _legendre(height: int) -> list[NDArray[np.float64]]:
     return table
 
 
-def came_from(
-    grid: Grid, eastward: Array, northward: Array, seconds: float, num_steps: int = 6
-) -> tuple[Array, Array]:
+def came_from(grid: Grid, eastward: Array, northward: Array, seconds: float) -> tuple[Array, Array]:
     """Rows and columns, as fractions, where the air of each cell was ``seconds`` ago."""
     row: Array
     column: Array
     row, column = np.indices(grid.shape, np.float32)
-    step = seconds / num_steps
+    step = seconds / NUM_STEPS
     per_row = step * grid.height / (np.pi * RADIUS)
     per_column = step * grid.width / (2 * np.pi * RADIUS)
-    for _ in range(num_steps):
+    for _ in range(NUM_STEPS):
         latitude = np.pi * ((row + 0.5) / grid.height - 0.5)
         across = np.maximum(np.cos(latitude), 0.1)  # keeps steps short at the poles
         u, v = (sampled(wind, row, column) for wind in (eastward, northward))

@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError
-from hyperslab.synth.production import SampleFiles, Settings
+from hyperslab.io.spec import shown_shape
+from hyperslab.synth.production import SampleFiles, Settings, check_size
 from hyperslab.synth.smooth_noise import Field, smooth_noise
 
 CLASSES = ("background", "liver", "kidneys", "lesions")
@@ -188,11 +188,7 @@ class Volumes(SampleFiles):
     count: int = 16
 
     def __post_init__(self) -> None:
-        if not LEAST <= min(self.shape) <= max(self.shape) <= MOST:
-            raise ConfigError(
-                f"the size of a volume must be {LEAST} to {MOST} along each dim, got "
-                f"{'x'.join(map(str, self.shape))}"
-            )
+        check_size("a volume", self.shape, LEAST, MOST)
         super().__post_init__()
 
     @property
@@ -202,9 +198,9 @@ class Volumes(SampleFiles):
     def file_nbytes(self, index: int) -> int:
         return 3 * math.prod(self.shape) + 2**14
 
-    def settings(self, index: int) -> Settings:
-        size = "x".join(map(str, self.shape))
-        return {"kind": self.prefix, "size": size, "seed": self.seed, "index": index}
+    @property
+    def sizes(self) -> Settings:
+        return {"size": shown_shape(self.shape)}
 
     def fill(self, file: h5py.File, index: int) -> None:
         image, label = make_phantom(self.shape, self.rng(index))

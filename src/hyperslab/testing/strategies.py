@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
+import hyperslab as hs
 from hyperslab.layout import AXES, DIM_AXES
-from hyperslab.testing.random_net import Place as Place
 
 SIZES = ((), (2,), (2,), (3,), (4,), (2, 2), (2, 2, 2))
 """The sizes of the meshes that are drawn: on 1, 2, 3, 4 and 8 ranks."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A mesh, and uneven cuts along some of its axes."""
+
+    axes: Mapping[str, int]
+    cuts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        return math.prod(self.axes.values())
+
+    def mesh(self, device: str = "cpu") -> hs.Mesh:
+        """Collective over all ranks."""
+        return hs.init(**self.axes, device=device, timeout_seconds=100, transport="auto")
+
+    def cuts_of(self, num_dims: int) -> dict[str, Sequence[int]]:
+        """The cuts along the axes that cut a tensor of ``num_dims`` dims."""
+        return {axis: cuts for axis, cuts in self.cuts.items() if axis in DIM_AXES[num_dims]}
+
+    def __str__(self) -> str:
+        axes = [
+            f"{axis}={size}"
+            + (f"@{'-'.join(map(str, self.cuts[axis]))}" if axis in self.cuts else "")
+            for axis, size in self.axes.items()
+        ]
+        return " x ".join(axes) or "one rank"
 
 
 @st.composite

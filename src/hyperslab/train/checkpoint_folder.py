@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hyperslab.errors import FormatError
-from hyperslab.io.partial import explained_writing, partial_file
+from hyperslab.io.partial import explained_writing, write_file
 from hyperslab.train.checkpoint_state import TENSOR, Tree, leaves
 
 MANIFEST = "manifest.json"
@@ -81,9 +81,7 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGro
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:
     body = {"format": FORMAT, "torch": str(torch.__version__), **asdict(manifest)}
-    text = json.dumps({"crc32": _crc_of(body), **body}, indent=1)
-    with partial_file(folder / MANIFEST) as (_, fd), os.fdopen(fd, "w", closefd=False) as file:
-        file.write(text)
+    write_file(folder / MANIFEST, json.dumps({"crc32": _crc_of(body), **body}, indent=1))
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -54,7 +54,7 @@ class ClassificationMeter(Meter):
         if logits.shape[1] == 1:
             logits = np.concatenate([np.zeros_like(logits), logits], 1)
         self._logits.append(logits)
-        labels = gather(target.argmax(1) if target.is_floating_point() else target)
+        labels = gather(_labels(target))
         self._labels.append(labels.flatten().cpu().numpy())
         ones = torch.ones(len(labels)) if weight is None else gather(weight)
         self._weights.append(as_floats(ones))
@@ -106,20 +106,27 @@ class ClassificationMeter(Meter):
         return logits[counted], labels[counted], weights[counted]
 
 
-class Classification(Task):
-    meters = ClassificationMeter
-    losses = CLASS_LOSSES
-    best_by = "accuracy"
+class _ClassTask(Task):
     has_classes = True
 
     def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
         output, target = fit_labels(output, target, loss=self.loss_name)
+        check_names(self.names, num_classes(output), "classes")
+        return output, target
+
+
+class Classification(_ClassTask):
+    meters = ClassificationMeter
+    losses = CLASS_LOSSES
+    best_by = "accuracy"
+
+    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
+        output, target = super().fit(output, target)
         if max(output.shape[2:], default=1) > 1:
             raise ConfigError(
                 f"the model gives {tuple(output.shape)}, and one class a sample is learned: pool "
                 "its cells, or set task.kind = 'segmentation'"
             )
-        check_names(self.names, num_classes(output), "classes")
         return output, target
 
 
@@ -160,16 +167,10 @@ class SegmentationMeter(Meter):
         return drawn
 
 
-class Segmentation(Task):
+class Segmentation(_ClassTask):
     meters = SegmentationMeter
     losses = MAP_LOSSES
     best_by = "iou"
-    has_classes = True
-
-    def fit(self, output: Values, target: Values) -> tuple[Values, Values]:
-        output, target = fit_labels(output, target, loss=self.loss_name)
-        check_names(self.names, num_classes(output), "classes")
-        return output, target
 
 
 def _labels(target: Values) -> Values:

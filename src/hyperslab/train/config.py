@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, check_choice
 from hyperslab.layout import AXES
 
 TASKS = ("regression", "classification", "segmentation", "reconstruction")
@@ -186,7 +186,7 @@ class TaskConfig:
     """What each class counts in the loss."""
 
     def __post_init__(self) -> None:
-        _one_of("task.kind", self.kind, TASKS)
+        check_choice("task.kind", self.kind, TASKS)
         if len({*self.names}) < len(self.names):
             raise ConfigError(f"task.names must differ from each other, got {list(self.names)}")
 
@@ -228,7 +228,7 @@ class ScheduleConfig:
     """The last learning rate, as a fraction of the highest."""
 
     def __post_init__(self) -> None:
-        _one_of("schedule.decay", self.decay, DECAYS)
+        check_choice("schedule.decay", self.decay, DECAYS)
         _at_least("schedule.warmup_epochs", self.warmup_epochs, 0)
         _above("schedule.decay_epochs", self.decay_epochs, 0)
         _above("schedule.power", self.power, 0)
@@ -286,8 +286,8 @@ class TrainConfig:
     """Stops when this many evaluations in a row were no better than the best."""
 
     def __post_init__(self) -> None:
-        _one_of("train.precision", self.precision, PRECISIONS)
-        _one_of("train.batch_stats", self.batch_stats, ("global", "spatial"))
+        check_choice("train.precision", self.precision, PRECISIONS)
+        check_choice("train.batch_stats", self.batch_stats, ("global", "spatial"))
         for name in ("epochs", "steps", "accumulate", "evaluate_every", "patience"):
             _at_least(f"train.{name}", getattr(self, name), 1)
         _at_least("train.seed", self.seed, 0)
@@ -355,8 +355,3 @@ def _at_least(key: str, value: float | None, least: float) -> None:
 def _above(key: str, value: float | None, bound: float) -> None:
     if value is not None and not value > bound:
         raise ConfigError(f"{key} must be above {bound}, got {value}")
-
-
-def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{key} must be one of {', '.join(choices)}, got {value!r}")

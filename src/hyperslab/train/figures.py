@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyperslab.errors import FormatError
-from hyperslab.io.partial import make_folder, partial_file
+from hyperslab.io.info.pictures import BLUE, GREEN, ORANGE, count_whole
+from hyperslab.io.partial import make_folder, write_file
 from hyperslab.train.metrics import Floats, Labels, auc, roc
 from hyperslab.train.recorder import Line, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 _log = logging.getLogger("hyperslab")
@@ -32,20 +31,7 @@ MOST_NUMBERS = 12
 MOST_TICKS = 30
 MOST_CURVES = 10
 DPI = 130
-BLUE, ORANGE, GREEN, GREY = "#2a6f97", "#d1603d", "#4c956c", "#8d99ae"
-CLASS_COLOURS = (
-    "#e9ecef",
-    BLUE,
-    ORANGE,
-    GREEN,
-    "#e9c46a",
-    "#7b2cbf",
-    "#90be6d",
-    "#f28482",
-    "#48cae4",
-    "#6d597a",
-)
-"""The first is that of a background."""
+GREY = "#8d99ae"
 
 
 def new_figure(width: float, height: float) -> Figure | None:
@@ -61,16 +47,6 @@ def new_figure(width: float, height: float) -> Figure | None:
 @cache
 def _warn_once_of_no_figures() -> None:
     _log.warning("no figures without matplotlib: pip install 'hyperslab[train]'")
-
-
-def count_whole(*axis: Axis) -> None:
-    """Ticks at whole numbers only, for what is counted: steps, cells."""
-    from matplotlib.ticker import MaxNLocator
-
-    for each in axis:
-        each.set_major_locator(
-            MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
-        )
 
 
 def tidy(axes: Axes) -> None:
@@ -89,8 +65,7 @@ def save_figure(figure: Figure, path: Path) -> list[Path]:
     try:
         figure.savefig(memory, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
         make_folder(path.parent)
-        with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "wb") as file:
-            file.write(memory.getbuffer())
+        write_file(path, memory.getvalue())
     except (FormatError, ValueError) as error:  # or a name that is no formula, such as $x
         _log.warning("figure %s is missing: %s", path.name, " ".join(str(error).split()))
         return []

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hyperslab.annotations import accepts
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
 from hyperslab.train.config_schema import (
     Tables,
-    accepts,
     annotation_of,
     check_table,
     checked_tables,

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import FormatError, HyperslabError
-from hyperslab.io.partial import explained_writing
-from hyperslab.train.run_folder import RunFolder, to_json, write_text
+from hyperslab.io.partial import explained_writing, write_file
+from hyperslab.train.run_folder import RunFolder, to_json
 
 _log = logging.getLogger("hyperslab")
 
@@ -51,8 +51,7 @@ def cut_log(path: Path, step: int) -> list[Line]:
     """Keeps the lines up to ``step`` alone, and gives them; the file is never half written."""
     with explained_writing(path):
         kept = [line for line in read_log(path) if line["step"] <= step]
-    text = "".join(to_json(line) + "\n" for line in kept)
-    write_text(path, text)
+    write_file(path, "".join(to_json(line) + "\n" for line in kept))
     return kept
 
 

@@ -25,7 +25,7 @@ from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, HyperslabError
-from hyperslab.io.partial import explained_writing, make_folder, partial_file
+from hyperslab.io.partial import explained_writing, make_folder, write_file
 from hyperslab.train.checkpoints import find_checkpoints
 from hyperslab.train.process import user_command
 
@@ -85,7 +85,7 @@ class RunFolder:
         return max(find_checkpoints(self.checkpoints), default=None)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        write_text(self.summary, to_json(summary, indent=2) + "\n")
+        write_file(self.summary, to_json(summary, indent=2) + "\n")
 
     def close(self) -> None:
         """Lets another run write here."""
@@ -132,7 +132,7 @@ class RunFolder:
                 self._keep_config(config_toml)
             self.summary.unlink(missing_ok=True)  # that of an earlier end
             self._write_environment(mesh, is_first=step is None)
-            write_text(self.config, config_toml)
+            write_file(self.config, config_toml)
 
     def _keep_config(self, config_toml: str) -> None:
         """Tells how the settings differ from those of the run that is continued; keeps those."""
@@ -144,7 +144,7 @@ class RunFolder:
         number = 1
         while (kept := self.path / f"config.{number}.toml").exists():
             number += 1
-        write_text(kept, before)
+        write_file(kept, before)
         more = f" and {len(changes) - MOST_KEYS} more" if len(changes) > MOST_KEYS else ""
         _log.warning(
             "%s goes on with other settings: %s%s (those before are in %s)",
@@ -158,7 +158,7 @@ class RunFolder:
         """That of this start; those of earlier starts stay with it."""
         earlier = [] if is_first else _read_starts(self.environment)
         content = {**describe_environment(mesh), "earlier": earlier}
-        write_text(self.environment, to_json(content, indent=2) + "\n")
+        write_file(self.environment, to_json(content, indent=2) + "\n")
 
     def _check_seen(self, mesh: Mesh) -> None:
         """Raises if this rank cannot write where rank 0 does: the folder must be shared."""
@@ -170,12 +170,6 @@ class RunFolder:
                     "rank 0 has made: choose a folder that all nodes share"
                 )
             time.sleep(0.1)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is there as a whole or not at all."""
-    with partial_file(path) as (_, fd), os.fdopen(os.dup(fd), "w") as file:
-        file.write(text)
 
 
 def to_json(values: Mapping[str, Any], **how: Any) -> str:

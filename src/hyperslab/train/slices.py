@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.io.info.slices import has_long_tail
+from hyperslab.io.info.pictures import Picture, Scale, draw_picture, has_long_tail
 from hyperslab.nn import gather
-from hyperslab.train.figures import CLASS_COLOURS, count_whole, new_figure, save_figure
-from hyperslab.train.fitting import IGNORED, Values
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap, Normalize
-    from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
+from hyperslab.train.figures import new_figure, save_figure
+from hyperslab.train.fitting import Values
 
 MOST_CHANNELS = 3
 MOST_CELLS = 1024
@@ -28,55 +22,6 @@ MOST_CELLS = 1024
 PANEL_INCHES = 4.4
 LETTERS_PER_INCH = 11
 LINE_INCHES = 0.2
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How values become colours."""
-
-    low: float
-    high: float
-    even_to: float | None = None
-    """Colours go by the logarithm above this, as for counts; None is nowhere."""
-
-    @classmethod
-    def of(cls, values: NDArray[Any], *others: NDArray[Any]) -> Scale:
-        """From the least to the largest of all; ``values`` alone tell whether it is logarithmic."""
-        each = np.concatenate([array.ravel() for array in (values, *others)])
-        known = each[np.isfinite(each)]
-        if not known.size:
-            return cls(0.0, 1.0)
-        ends = float(known.min()), float(known.max())
-        if not has_long_tail(values) or not ends[1] > 0:
-            return cls(*ends)
-        # It is even from 0, which has no logarithm, to a tenth of the typical value.
-        return cls(min(0.0, ends[0]), ends[1], float(known[known > 0].mean()) / 10)
-
-    def norm(self) -> Normalize:
-        from matplotlib.colors import Normalize, SymLogNorm
-
-        if self.low == self.high:
-            return Normalize(self.low - 1, self.high + 1)
-        if self.even_to is None:
-            return Normalize(self.low, self.high)
-        return SymLogNorm(linthresh=self.even_to, vmin=self.low, vmax=self.high)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A slice (height, width), one in colours (height, width, 3), or a line (width,)."""
-
-    title: str
-    values: NDArray[Any]
-    depth: int | None = None
-    """Where the slice was taken, if there is a third dim."""
-    num_classes: int | None = None
-    """Of a label map; None where values are numbers."""
-    names: Sequence[str] = ()
-    scale: Scale | None = None
-    """Of the colours; left out, that of the values themselves."""
-    note: str = ""
-    """On what is shown, for the title of all pictures."""
 
 
 def input_pictures(x: Values, *, num: int = MOST_CHANNELS) -> list[Picture]:
@@ -188,7 +133,7 @@ def draw_pictures(
     for axes in cells[len(pictures) :]:
         axes.axis("off")
     for axes, picture in zip(cells, pictures, strict=False):
-        _draw(figure, axes, picture)
+        draw_picture(figure, axes, picture)
     figure.suptitle("\n".join(title), fontsize="medium")
     return save_figure(figure, path)
 
@@ -210,70 +155,3 @@ def _grid(num: int) -> tuple[int, int]:
 def _panel_height(shape: tuple[int, ...]) -> float:
     aspect = min(2.0, max(0.4, shape[0] / shape[1])) if len(shape) > 1 else 0.6
     return 3.3 * aspect + 0.5
-
-
-def _draw(figure: Figure, axes: Axes, picture: Picture) -> None:
-    axes.set_title(picture.title, fontsize="medium")
-    axes.tick_params(labelsize="x-small")
-    count_whole(*([axes.xaxis] if picture.values.ndim == 1 else [axes.xaxis, axes.yaxis]))
-    if picture.values.ndim == 1:
-        _draw_line(axes, picture)
-    elif picture.values.ndim == 3:
-        axes.imshow(_unit_range(picture))
-    elif picture.num_classes is not None:
-        _draw_labels(figure, axes, picture, picture.num_classes)
-    else:
-        _draw_values(figure, axes, picture)
-
-
-def _draw_line(axes: Axes, picture: Picture) -> None:
-    axes.plot(picture.values, linewidth=1, drawstyle="steps-mid")
-    axes.set_xlabel("cell")
-    if picture.scale is not None:
-        margin = 0.05 * (picture.scale.high - picture.scale.low) or 1.0
-        axes.set_ylim(picture.scale.low - margin, picture.scale.high + margin)
-
-
-def _draw_values(figure: Figure, axes: Axes, picture: Picture) -> None:
-    scale = picture.scale or Scale.of(picture.values)
-    is_log = scale.even_to is not None
-    cmap = "magma" if is_log else "viridis"
-    image = axes.imshow(picture.values, cmap=cmap, norm=scale.norm())
-    bar = _add_bar(figure, axes, image, "log scale" if is_log else "")
-    if scale.low == scale.high:
-        bar.set_ticks([scale.low], labels=[f"{scale.low:g}"])
-
-
-def _unit_range(picture: Picture) -> NDArray[Any]:
-    """Red, green and blue from 0 to 1; what is no number is black."""
-    scale = picture.scale or Scale.of(picture.values)
-    scaled = (picture.values - scale.low) / (scale.high - scale.low or 1.0)
-    return np.clip(np.nan_to_num(scaled, nan=0.0), 0, 1)
-
-
-def _draw_labels(figure: Figure, axes: Axes, picture: Picture, num: int) -> None:
-    """A colour for each class; cells that do not count are dark."""
-    shown = np.ma.masked_equal(picture.values, IGNORED)
-    image = axes.imshow(
-        shown, cmap=_class_colours(num), vmin=-0.5, vmax=num - 0.5, interpolation="nearest"
-    )
-    bar = _add_bar(figure, axes, image, "" if picture.names else "class")
-    if num <= len(CLASS_COLOURS):
-        bar.set_ticks(range(num), labels=list(picture.names) or [str(k) for k in range(num)])
-
-
-def _class_colours(num: int) -> Colormap:
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
-    colours: Colormap = ListedColormap(CLASS_COLOURS[:num])
-    if num > len(CLASS_COLOURS):
-        colours = colormaps["nipy_spectral"].resampled(num)
-    return colours.with_extremes(bad="#212529")
-
-
-def _add_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> Any:
-    """A colour bar as high as the picture."""
-    bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=label)
-    bar.ax.tick_params(labelsize="x-small")
-    return bar

@@ -17,13 +17,14 @@ from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
+from hyperslab.io.info.pictures import Picture
 from hyperslab.nn import Slab
 from hyperslab.store import Loader
 from hyperslab.train.config import TaskConfig
 from hyperslab.train.fitting import Values, fit_weight, num_classes
 from hyperslab.train.losses import COUNTED, ENTROPIES, LOSSES, OwnLoss, check_loss, label_count
 from hyperslab.train.metrics import WeightedMean
-from hyperslab.train.slices import Picture, draw_pictures
+from hyperslab.train.slices import draw_pictures
 
 _log = logging.getLogger("hyperslab")
 

@@ -13,12 +13,10 @@ from dataclasses import fields
 from datetime import date, time
 from functools import cache
 
+from hyperslab.annotations import NONE
 from hyperslab.errors import ConfigError
 from hyperslab.train import config as config_module
 from hyperslab.train.config import Config
-
-NONE = "none"
-"""The word that says None, which TOML has no word for, where None is welcome."""
 
 _WIDTH = 98
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from fuzzing.tfrecords import example, field, framed, varint, write_records
 
 import hyperslab.io
 from hyperslab.errors import ConfigError, FormatError
@@ -14,7 +15,7 @@ from hyperslab.io.formats.tf_example import NotAnExample, decode_list, read_feat
 from hyperslab.io.formats.tfrecord import RecordFile, TFRecord, masked
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
-from hyperslab.testing.specimens import example, field, framed, read, varint, write_records
+from hyperslab.testing.specimens import read
 
 
 class TestTFRecord(ReaderContract):

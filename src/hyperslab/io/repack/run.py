@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import active_children, connection, get_context, parent_process
-from multiprocessing.process import BaseProcess
+from functools import partial
+from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
 import h5py
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, check_choice
 from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
@@ -32,6 +29,7 @@ from hyperslab.io.repack.plan import (
     plan_targets,
 )
 from hyperslab.io.repack.write import Done, Job, is_done, repack_file
+from hyperslab.io.workers import worker_processes
 from hyperslab.layout import Box, Grid, Span
 
 NUM_CHUNKS = 4
@@ -39,7 +37,6 @@ NUM_CHUNKS = 4
 MARGIN = 1.2
 """What other files may need beyond what the first tells."""
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +100,7 @@ def repack(
         jobs: Processes, each of which rewrites one file at a time; 0 does it in this one.
         progress: Is told how many bytes of arrays are done, and of how many.
     """
-    if compression not in COMPRESSIONS:
-        raise ConfigError(f"compression is one of {', '.join(COMPRESSIONS)}, not {compression!r}")
+    check_choice("compression", compression, COMPRESSIONS)
     if dataset.tilings:
         raise ConfigError("whole files are repacked: cut into tiles what was written, not before")
     filter_options(compression)
@@ -181,35 +177,13 @@ def run_jobs(jobs: Sequence[Job], num_processes: int, meter: Meter) -> list[Done
     """
     if not num_processes or not jobs:
         return [repack_file(job, meter.add) for job in jobs]
-    # Not by fork: this process may have threads, and locks that they hold.
-    context = get_context("spawn")
-    counter = context.Value("q", 0)
-    before = active_children()
-    pool = ProcessPoolExecutor(
-        min(num_processes, len(jobs)), context, initializer=_begin, initargs=(counter,)
-    )
-    try:
-        done = _collect([pool.submit(_run, job) for job in jobs], counter, meter)
-    except BaseException as error:  # also by Ctrl-C
-        dead = _failure_report(jobs) if isinstance(error, BrokenProcessPool) else None
-        _end([child for child in active_children() if child not in before])
-        pool.shutdown(cancel_futures=True)
-        remove_leftovers(_folders(jobs))
-        if dead:
-            raise WriteError(dead) from error
-        raise
-    pool.shutdown()
-    return done
-
-
-def _end(children: Sequence[BaseProcess]) -> None:
-    for child in children:
-        child.terminate()
-    until = time.monotonic() + GRACE_SECONDS
-    for child in children:
-        child.join(max(0.0, until - time.monotonic()))
-        if child.exitcode is None:  # deep in the HDF5 library, which hears no signals
-            child.kill()
+    counter = get_context("spawn").Value("q", 0)
+    num = min(num_processes, len(jobs))
+    with worker_processes(num, _folders(jobs), partial(_begin, counter)) as submit_all:
+        try:
+            return _collect(submit_all(_run, jobs), counter, meter)
+        except BrokenProcessPool as error:
+            raise WriteError(_failure_report(jobs)) from error
 
 
 def _failure_report(jobs: Sequence[Job]) -> str:
@@ -244,47 +218,15 @@ def _collect(futures: list[Future[Done]], counter: Synchronized[int], meter: Met
 
 
 _counter: Any = None
-_job: Job | None = None
-"""What is written now."""
 
 
 def _begin(counter: Synchronized[int]) -> None:
-    """In a new process: Ctrl-C is for the parent, which then ends us, as does its death."""
     global _counter
     _counter = counter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
-    os._exit(1)
-
-
-def _leave(*_: object) -> None:
-    """Ends this process at once; a half-written file is removed first.
-
-    An exception would end up in the HDF5 library, which cannot pass it on.
-    """
-    if _job is not None:
-        for path in partials(_job.target.parent):
-            if path.name.startswith(f".{_job.target.name}."):
-                path.unlink(missing_ok=True)
-    os._exit(1)
 
 
 def _run(job: Job) -> Done:
-    global _job
-    _job = job
-    try:
-        return repack_file(job, _advance)
-    finally:
-        _job = None
+    return repack_file(job, _advance)
 
 
 def _advance(nbytes: int) -> None:

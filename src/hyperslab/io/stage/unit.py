@@ -17,7 +17,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.io.copying import SourceIdentity, identity_or_absent, is_still
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.partial import partial_file
+from hyperslab.io.partial import write_file
 from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
 
@@ -186,8 +186,7 @@ def write_record(
 ) -> None:
     modified_ns = {name: (directory / name).stat().st_mtime_ns for name in files}
     record = Record(unit.source, unit.identity, files, modified_ns, sources, is_copy)
-    with partial_file(record_path(unit, directory)) as (_, fd):
-        os.write(fd, json.dumps(asdict(record), indent=1).encode())
+    write_file(record_path(unit, directory), json.dumps(asdict(record), indent=1))
 
 
 def find_record(unit: Unit, directory: Path, *, verify: bool = False) -> Record | str:

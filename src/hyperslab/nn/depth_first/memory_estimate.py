@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -264,9 +263,3 @@ def _in_use(counter: MemoryCounter) -> Iterator[None]:
 
 def _without_values(leaf: Any) -> Any:
     return without_values(leaf) if isinstance(leaf, Slab) else leaf
-
-
-def gib(nbytes: float) -> str:
-    """A number for people."""
-    value = nbytes / 2**30
-    return f"{value:.{max(0, 2 - int(math.log10(max(value, 1))))}f} GiB"

@@ -12,8 +12,9 @@ from torch import nn
 
 from hyperslab.comm.collectives import reduce_min
 from hyperslab.comm.mesh import Mesh
+from hyperslab.io.partial import shown_nbytes
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
-from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory, gib
+from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory
 from hyperslab.nn.slab import ONLY_SLABS, Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
@@ -134,13 +135,13 @@ class MemoryWatch:
             _log.info(
                 "memory is short: a training step would take about %s more and %s are free, so "
                 "%s will be computed depth first, which takes about %s",
-                *(gib(before), gib(free), ", ".join(names), gib(after)),
+                *(shown_nbytes(before), shown_nbytes(free), ", ".join(names), shown_nbytes(after)),
             )
         if after > free:
             _log.warning(
                 "a training step takes about %s more, and %s are free: split samples over more "
                 "ranks (depth, height, width), or see 'When memory is short' in the documentation",
-                *(gib(after), gib(free)),
+                *(shown_nbytes(after), shown_nbytes(free)),
             )
 
 

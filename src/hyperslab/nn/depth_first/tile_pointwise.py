@@ -30,13 +30,15 @@ def _pointwise(function: Callable[..., Any], in_place: bool, *args: Any, **kwarg
         raise not_by_tiles(function, "it would write a tile into a plain tensor")
     if len(tiles) == 1 and not plain:
         tile = tiles[0]
-        given = [_piece(each) for each in args]
-        local = dispatch(function, tuple(given), {k: _piece(v) for k, v in kwargs.items()})
-        return tile if local is tile.piece else _result(function, local, tile)
+        made = dispatch(function, *_mapped(_piece, args, kwargs))
+        if made is NotImplemented:
+            return made
+        return tile if made is tile.piece else tile.with_local(_tensor(function, made))
     lead = args[0] if in_place else max(tiles, key=Slab.numel)
     whole = _whole(function, lead, tiles, plain)
     box = _common_box(lead, tiles)
-    local = _call(function, [_localized(each, whole, box) for each in operands], len(args), kwargs)
+    given, named = _mapped(lambda each: _localized(each, whole, box), args, kwargs)
+    local = function(*given, **named)
     if in_place:
         return lead.become(local, box, tiles)
     return lead.made_into(_tensor(function, local), box, whole, tiles)
@@ -49,10 +51,10 @@ def _tiles_of(function: Callable[..., Any], operands: Sequence[Any]) -> list[Til
     return slabs  # type: ignore[return-value]
 
 
-def _call(
-    function: Callable[..., Any], operands: list[Any], num_args: int, kwargs: dict[str, Any]
-) -> Any:
-    return function(*operands[:num_args], **dict(zip(kwargs, operands[num_args:], strict=True)))
+def _mapped(
+    change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(map(change, args)), {name: change(each) for name, each in kwargs.items()}
 
 
 def _piece(operand: Any) -> Any:
@@ -61,12 +63,6 @@ def _piece(operand: Any) -> Any:
 
 def _local(operand: Any) -> Any:
     return operand.local if isinstance(operand, TileSlab) else operand
-
-
-def _result(function: Callable[..., Any], local: Any, tile: TileSlab) -> Any:
-    if local is NotImplemented:
-        return local
-    return tile.with_local(_tensor(function, local))
 
 
 def _tensor(function: Callable[..., Any], local: Any) -> Tensor | Slab:
@@ -121,8 +117,8 @@ def _converted(function: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) 
     """Other tensors among the arguments give a dtype and a device, whatever their shape."""
     if not isinstance(x, TileSlab):
         raise not_by_tiles(function, "it converts a plain tensor")
-    given = [_local(each) for each in args]
-    local = function(x.local, *given, **{key: _local(each) for key, each in kwargs.items()})
+    given, named = _mapped(_local, args, kwargs)
+    local = function(x.local, *given, **named)
     return x if local is x.local else x.with_local(local)
 
 

@@ -12,7 +12,6 @@ It needs what PyTorch's own tests need: ``pip install hyperslab[test]``.
 from hyperslab.testing.sweep.findings import (
     Findings as Findings,
     Trial as Trial,
-    recorded as recorded,
     rendered as rendered,
 )
 from hyperslab.testing.sweep.sweep import Effort as Effort, sweep as sweep

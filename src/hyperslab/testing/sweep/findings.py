@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -201,27 +200,3 @@ def _cell(text: str) -> str:
 
 def _version() -> str:
     return torch.__version__.partition("+")[0]
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a page says."""
-
-    version: str
-    dims: Mapping[str, str]
-
-
-def recorded(page: str) -> Record:
-    """What the text of a page says."""
-    told = re.search(r"With torch (\S+): ", page)
-    assert told, "the page does not say with which torch it was written"
-    return Record(told[1], dict(_rows(page)))
-
-
-def _rows(page: str) -> Iterator[tuple[str, str]]:
-    space = ""
-    for line in page.splitlines():
-        if line.startswith("### torch"):
-            space = line.removeprefix("### torch").removeprefix(".")
-        elif row := re.match(r"\| `(.+?)` \| (.+?) \|", line):
-            yield f"{space}.{row[1]}" if space else row[1], row[2]

@@ -1,8 +1,7 @@
-"""Damaged HDF5 files; `python -m hyperslab.testing.fuzz_readers` tries as many as you like."""
+"""Damaged HDF5 files; `benchmarks/damaged_files.py` tries as many as you like."""
 
 import pytest
-
-from hyperslab.testing.fuzz_readers import fuzz
+from damaged_files import fuzz
 
 
 @pytest.mark.filterwarnings("ignore:.*which only the HDF5 library can undo")

@@ -9,13 +9,11 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
+from fuzzing.random_net import RandomNet, random_place
 from torch import Tensor
 
 import hyperslab as hs
-from hyperslab.testing.compare import seeded
-from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.rank_processes import RankError
-from hyperslab.testing.team import Team
+from hyperslab.testing import RankError, Team, seeded
 
 TOLERANCE = 1e-8
 ATTEMPT_STEP = 10_000_019

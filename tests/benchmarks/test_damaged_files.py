@@ -2,14 +2,14 @@ import os
 import signal
 import time
 
+import damaged_files
 import numpy as np
 import pytest
+from damaged_files import OUTCOMES, RIGHT, Specimen, fuzz
 
 from hyperslab.errors import FormatError
 from hyperslab.io import ArrayReader, Format, Storage, register_format
 from hyperslab.io.reader import _REGISTERED
-from hyperslab.testing import fuzz_readers
-from hyperslab.testing.fuzz_readers import OUTCOMES, RIGHT, Specimen, fuzz
 
 GOOD = b"\1" * 64
 
@@ -61,7 +61,7 @@ def specimens():
 @pytest.fixture
 def careless(monkeypatch):
     register_format("careless", Careless)
-    monkeypatch.setitem(fuzz_readers.FORMATS, "careless", specimens)
+    monkeypatch.setitem(damaged_files.FORMATS, "careless", specimens)
     yield
     del _REGISTERED["careless"]
 
@@ -70,7 +70,7 @@ def test_every_outcome_is_told_apart(careless):
     report = fuzz("careless", 600, limit_seconds=1)
     assert sum(report.total.values()) == 600
     assert set(report.total) == set(OUTCOMES)
-    assert len(report.faults) == sum(report.total[name] for name in fuzz_readers.FAULTS)
+    assert len(report.faults) == sum(report.total[name] for name in damaged_files.FAULTS)
     assert "CRASH: x, seed 0-" in report.to_table() + "\n".join(report.faults)
 
 
@@ -87,6 +87,6 @@ def test_damaged_files_are_refused_or_read(format, count):
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_specimens_are_read_right_before_they_are_damaged(format, tmp_path, monkeypatch):
-    monkeypatch.setattr("hyperslab.testing.fuzz_readers.mutated", lambda content, *_: content)
-    report = fuzz(format, len(fuzz_readers.FORMATS[format]()))
+    monkeypatch.setattr("damaged_files.mutated", lambda content, *_: content)
+    report = fuzz(format, len(damaged_files.FORMATS[format]()))
     assert set(report.total) == {RIGHT}

@@ -1,6 +1,6 @@
 """Damaged files of every format, read in processes that may die.
 
-    python -m hyperslab.testing.fuzz_readers --format hdf5 --count 2000
+    python benchmarks/damaged_files.py --format hdf5 --count 2000
 
 A damaged file is refused, or read right, or read wrong where nothing in it could show that. All
 else is a fault: a crash, a hang, an exception that is no ``HyperslabError``, and wrong data that a
@@ -24,22 +24,22 @@ from pathlib import Path
 
 import click
 import numpy as np
+from fuzzing import good_files
+from fuzzing.good_files import Specimen
 
 from hyperslab.errors import HyperslabError
 from hyperslab.io.reader import find_format
 from hyperslab.layout import Box, Span
-from hyperslab.testing import fuzz_files
-from hyperslab.testing.fuzz_files import Specimen
 from hyperslab.testing.specimens import random_boxes, read, slices
 
 FORMATS: dict[str, Callable[[], list[Specimen]]] = {
-    "hdf5": fuzz_files.hdf5,
-    "nifti": fuzz_files.nifti,
-    "npy": fuzz_files.npy,
-    "tfrecord": fuzz_files.tfrecord,
-    "zarr": fuzz_files.zarr_arrays,
+    "hdf5": good_files.hdf5,
+    "nifti": good_files.nifti,
+    "npy": good_files.npy,
+    "tfrecord": good_files.tfrecord,
+    "zarr": good_files.zarr_arrays,
 }
-"""What makes the specimens of a format; add yours."""
+"""What makes the specimens of a format."""
 
 REFUSED, RIGHT, WRONG_UNSEEN = "refused", "right", "wrong, and nothing could show it"
 CRASH, HANG, EXCEPTION = "CRASH", "HANG", "OTHER EXCEPTION"

@@ -12,10 +12,11 @@ import h5py
 import hdf5plugin
 import numcodecs
 import numpy as np
+from fuzzing.tfrecords import Value, write_records
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from hyperslab.testing.specimens import Value, numbered, write_records
+from hyperslab.testing.specimens import numbered
 
 
 @dataclass(frozen=True, kw_only=True)

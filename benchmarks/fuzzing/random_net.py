@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hyperslab as hs
-from hyperslab.layout import DIM_AXES
+from hyperslab.testing.strategies import Place
 
 MAX_EXTENT, MAX_CHANNELS, MAX_NUMEL = 14, 8, 6000
 
@@ -376,34 +373,6 @@ def _scale(rng: random.Random, x: Tensor, y: Tensor) -> nn.Module | None:
 _JOINS: list[Callable[..., nn.Module | None]] = [
     _join, _join, _concatenate, _concatenate, _fit_and_add, _crop_and_add, _scale,
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Place:
-    """A mesh, and uneven cuts along some of its axes."""
-
-    axes: Mapping[str, int]
-    cuts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-    @property
-    def num_ranks(self) -> int:
-        return math.prod(self.axes.values())
-
-    def mesh(self, device: str = "cpu") -> hs.Mesh:
-        """Collective over all ranks."""
-        return hs.init(**self.axes, device=device, timeout_seconds=100, transport="auto")
-
-    def cuts_of(self, num_dims: int) -> dict[str, Sequence[int]]:
-        """The cuts along the axes that cut a tensor of ``num_dims`` dims."""
-        return {axis: cuts for axis, cuts in self.cuts.items() if axis in DIM_AXES[num_dims]}
-
-    def __str__(self) -> str:
-        axes = [
-            f"{axis}={size}"
-            + (f"@{'-'.join(map(str, self.cuts[axis]))}" if axis in self.cuts else "")
-            for axis, size in self.axes.items()
-        ]
-        return " x ".join(axes) or "one rank"
 
 
 def random_place(seed: int, shape: Sequence[int]) -> Place:

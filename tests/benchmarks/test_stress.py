@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fuzzing.networks import Outcome, check_compiled, stress
+from fuzzing.random_net import RandomNet, random_place
+from fuzzing.ways_of_use import check_way
 
 from hyperslab.testing import rank_processes
-from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import Outcome, check_compiled, stress
-from hyperslab.testing.ways_of_use import check_way
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel"),

@@ -14,15 +14,15 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
+from fuzzing.networks import close, draw_network, loss_of
+from fuzzing.random_net import RandomNet, random_place
 from torch import Tensor, nn
+from torch._functorch import config
 from torch.autograd import Function, grad
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.testing.random_net import RandomNet, random_place
-from hyperslab.testing.stress import close, draw_network, loss_of
-from hyperslab.torch_private import without_donated_buffers
 
 
 class User(NamedTuple):
@@ -96,7 +96,7 @@ def use(
 
 def _run(act: Callable[[User], None], user: User) -> None:
     # As torch wants it where a compiled graph is passed back twice; a setting of each thread.
-    with without_donated_buffers():
+    with config.patch(donated_buffer=False):
         act(user)
 
 
