@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperslab.comm.mesh import with_first_mesh
-from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels import act_pool, tiles
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import per_dim
 from hyperslab.nn.dispatch import waiting
@@ -28,7 +28,9 @@ from hyperslab.nn.single_rank.served import (
     conv_transpose_needs,
     is_large,
     is_large_or_fused,
+    is_too_large,
     may_wait,
+    pays,
 )
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
@@ -78,6 +80,10 @@ def _large(layer: nn.Module, x: Tensor) -> bool:
     return is_large(x)
 
 
+def _too_large(layer: nn.Module, x: Tensor) -> bool:
+    return is_too_large(x)
+
+
 def _large_or_fused(layer: nn.Module, x: Tensor) -> bool:
     return is_large_or_fused(x)
 
@@ -123,7 +129,7 @@ def _pool(mode: Literal["avg", "max"]) -> Callable[[type[nn.Module]], Known]:
                 per_dim(own["padding"], num_dims),
                 own.get("count_include_pad", True),
             )
-            if not fused.pays(x) or not act_pool.is_supported(x, 1.0, pool):
+            if not pays(x) or not act_pool.is_supported(x, 1.0, pool):
                 return NotImplemented
             return act_pool.activate_and_pool(x, 1.0, pool)
 
@@ -149,11 +155,11 @@ def _convolution(cls: Any) -> Known:
             return NotImplemented
         if cls._conv_forward is not inner or "_conv_forward" in own:
             return NotImplemented
-        stride = own["stride"]
-        if conv_needs(x, weight, stride):
+        stride, padding, dilation = own["stride"], own["padding"], own["dilation"]
+        if conv_needs(x, weight, stride, padding, dilation):
             return NotImplemented
-        bias, numbers = weights["bias"], (own["padding"], own["dilation"], own["groups"])
-        return getattr(F, name)(x, weight, bias, stride, *numbers)
+        bias, groups = weights["bias"], own["groups"]
+        return getattr(F, name)(x, weight, bias, stride, padding, dilation, groups)
 
     return Known(run)
 
@@ -161,7 +167,8 @@ def _convolution(cls: Any) -> Known:
 def _batch_norm(*input_dims: int) -> Known:
     def run(layer: nn.Module, x: Tensor) -> Any:
         """As its ``forward`` does it where it tracks statistics with a momentum, as most do."""
-        if is_large(x):
+        numel = x.numel()
+        if numel > tiles.MAX_NUMEL:
             return NotImplemented
         own = layer.__dict__
         weights, statistics, momentum = own["_parameters"], own["_buffers"], own["momentum"]
@@ -176,7 +183,7 @@ def _batch_norm(*input_dims: int) -> Known:
             and "weight" in weights
             and "bias" in weights
             and x.dim() in input_dims
-            and x.numel() > x.size(1)  # else it has no variance
+            and numel > x.size(1)  # else it has no variance
             and eps > 0
             and F.batch_norm is _batch_norm_function
         )
@@ -220,7 +227,7 @@ LAYERS: dict[type[nn.Module], Known] = {
     nn.BatchNorm3d: _batch_norm(5),
     nn.Linear: Known(_run_linear),
     **_each(_classes("ConvTranspose{}d"), _unless(_transposed)),
-    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_large)),
+    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_too_large)),
     **_each(_classes("MaxPool{}d"), _pool("max")),
     **_each(_classes("AvgPool{}d"), _pool("avg")),
     **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
