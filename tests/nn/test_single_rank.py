@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -541,6 +542,48 @@ def test_fused_kernels_serve_where_they_gain_more_than_they_cost_the_host(monkey
     for function in (F.avg_pool1d, F.max_pool1d, F.relu, F.leaky_relu):
         assert not served.SERVED[function](few, (), {})
         assert served.SERVED[function](many, (), {})
+
+
+ACTIVATIONS = {
+    "relu": lambda y: F.relu(y),
+    "relu in place": lambda y: F.relu(y, inplace=True),
+    "relu by name": lambda y: F.relu(input=y, inplace=False),
+    "leaky relu": lambda y: F.leaky_relu(y),
+    "leaky relu in place": lambda y: F.leaky_relu(y, inplace=True),
+    "leaky relu of a slope": lambda y: F.leaky_relu(y, 0.3),
+    "leaky relu of a slope, in place": lambda y: F.leaky_relu(y, negative_slope=0.3, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_that_of_torch_and_runs_once(name):
+    entered = []
+
+    def activate(net, y):
+        y = y * 2 - 1
+        sys.setprofile(note)
+        try:
+            out = ACTIVATIONS[name](y)
+        finally:
+            sys.setprofile(None)
+        assert (out is y) == ("in place" in name)
+        return out
+
+    def note(frame, event, function):
+        if event == "call" and frame.f_code in (F.relu.__code__, F.leaky_relu.__code__):
+            entered.append(frame.f_code)
+
+    plain, net, mesh = pair(activate)
+    x = seeded(*X)
+    expected = plain(x)
+    entered.clear()
+    out = net(hs.shard(x, mesh)).local
+    assert torch.equal(out, expected)
+    assert len(entered) == 1  # in the mode a function would call itself again
+    out.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def norms():

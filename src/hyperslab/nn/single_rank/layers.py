@@ -22,6 +22,7 @@ from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import per_dim
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
+from hyperslab.nn.ops.each.random import drop_small
 from hyperslab.nn.single_rank.mode import SingleRankMode
 from hyperslab.nn.single_rank.served import (
     conv_needs,
@@ -101,11 +102,15 @@ def _dropped(layer: nn.Dropout, x: Tensor) -> bool:
     return layer.training
 
 
+def _run_dropout(layer: nn.Module, x: Tensor) -> Any:
+    return NotImplemented if layer.__dict__["training"] else nn.Dropout.forward(layer, x)
+
+
 def _serve_dropout(mode: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
-    if F.dropout is not _dropout:  # others have changed what it calls
-        return NotImplemented
     own = layer.__dict__
-    return mode.drop(x, own["p"], own["training"], own["inplace"])
+    if own["inplace"] or F.dropout is not _dropout or not mode.serves():  # or changed by others
+        return NotImplemented
+    return drop_small(x, own["p"])
 
 
 _dropout = F.dropout
@@ -232,7 +237,7 @@ LAYERS: dict[type[nn.Module], Known] = {
     **_each(_classes("AvgPool{}d"), _pool("avg")),
     **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
     **_each((nn.ReLU, nn.LeakyReLU), _unless(_activated)),
-    nn.Dropout: Known(_unless(_dropped)(nn.Dropout).run, _serve_dropout),
+    nn.Dropout: Known(_run_dropout, _serve_dropout),
     **_each((*_classes("Dropout{}d"), nn.AlphaDropout), _unless(_dropped)),
     **_each((nn.Flatten, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh), _as_is),
 }

@@ -64,12 +64,17 @@ def conv_needs(
     x: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1
 ) -> bool:
     """Whether a convolution of ``x`` is not simply torch's own."""
+    if avoids_any():
+        return True
+    numel = x.numel()
+    if 0 < numel < MIN_NUMEL and numel * MAX_GROWTH * weight.size(0) <= tiles.MAX_NUMEL:
+        return False  # by looks at numbers alone, as every convolution is looked at
     shape = weight.shape
-    if len(shape) < 2 or avoids_any():
+    if len(shape) < 2:
         return True
     filters, channels = shape[0], shape[1]
     growth = MAX_GROWTH * (filters if filters > channels else channels)
-    if x.numel() * growth > tiles.MAX_NUMEL * channels and _is_large_conv(
+    if numel * growth > tiles.MAX_NUMEL * channels and _is_large_conv(
         x.shape, shape, stride, padding, dilation
     ):
         return True
