@@ -2,10 +2,11 @@
 
     python benchmarks/overhead.py
 
-Prints the time of relu on a tiny Slab and on a plain tensor, and of forward and backward through
-5 x (conv + relu) on 2 ranks split along depth against a blocking halo exchange written by hand
-(from halo_conv.py). Weights get the gradient of one process, ours by themselves; "averaged" does so
-by hand too, in one message after the backward pass, and "by hand" does not. "limit" is by hand with
+Prints the time of relu on a tiny Slab and on a plain tensor; "limit" is that on the least object
+that carries a tensor through torch functions. Then of forward and backward through 5 x (conv +
+relu) on 2 ranks split along depth against a blocking halo exchange written by hand (from
+halo_conv.py). Weights get the gradient of one process, ours by themselves; "averaged" does so by
+hand too, in one message after the backward pass, and "by hand" does not. "limit" is by hand with
 averaged gradients, whose messages go as ours do: by sockets, not by gloo. A step of a network on
 one rank, with tensors so small that the host's time is all there is, is compared with that of plain
 PyTorch, without CUDA's part of it. The variants of a comparison take turns; shown are the median
@@ -18,6 +19,7 @@ import json
 import runpy
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,13 +39,34 @@ def summary(samples):
     }
 
 
+@dataclass(frozen=True)
+class LeastCarrier:
+    """The least that a piece with its layout can be: a table of rules, and no checks."""
+
+    local: torch.Tensor
+    layout: object
+    mesh: object
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return RULES[function](*args, **(kwargs or {}))
+
+
+def carry_relu(x):
+    return LeastCarrier(torch.relu(x.local), x.layout, x.mesh)
+
+
+RULES = {torch.relu: carry_relu}
+
+
 def relu_times(repeats):
-    """Microseconds of one relu on a plain tensor and on a Slab, on one rank of a mesh."""
-    x = torch.randn(1, 2, 4, 4, 4)
+    """Microseconds of one relu on a plain tensor, on a Slab and on the least that carries one."""
     slab = hs.shard(torch.randn(1, 2, 8, 4, 4), hs.init(depth=2, device="cpu"))
-    samples = {"plain": [], "Slab": []}
+    limit = LeastCarrier(slab.local, slab.layout, slab.mesh)
+    values = {"plain": slab.local, "Slab": slab, "limit": limit}
+    samples = {name: [] for name in values}
     for _ in range(repeats):
-        for name, value in (("plain", x), ("Slab", slab)):
+        for name, value in values.items():
             start = time.perf_counter()
             for _ in range(1000):
                 torch.relu(value)
@@ -206,7 +229,7 @@ def main():
 
 def bars(report):
     """What is measured, its value, how it must compare and with what."""
-    stack = report["conv_stack_us"]
+    stack, relu = report["conv_stack_us"], report["relu_us"]
     host = {
         f"host time of a step of {name}, 1 rank, of plain": step["ours"]["median"]
         / step["plain"]["median"]
@@ -216,7 +239,7 @@ def bars(report):
     what = "5 x (conv + relu), 2 ranks, of by hand with averaged gradients"
     return [
         *((what, value, "<=", 1.1) for what, value in host.items()),
-        ("relu on a Slab, us", report["relu_us"]["Slab"]["median"], "<=", 5.0),
+        ("relu on a Slab, us", relu["Slab"]["median"], "<=", 5.0, relu["limit"]["median"]),
         (what, of_averaged["ours"], "<=", 1.1, of_averaged.get("limit")),
     ]
 

@@ -54,6 +54,15 @@ def test_every_benchmark_runs_small_and_prints_json(script, monkeypatch):
         assert {type(BARS["Bar"](script, *row).is_met) for row in rows} <= {bool}
 
 
+def test_relu_on_a_slab_is_held_against_the_least_that_carries_a_tensor():
+    sides = {"ours": {"median": 2.0}, "plain": {"median": 1.0}, "averaged": {"median": 4.0}}
+    times = {"plain": {"median": 1.2}, "Slab": {"median": 7.0}, "limit": {"median": 5.5}}
+    report = {"relu_us": times, "conv_stack_us": sides, "step_us": {"CosmoFlow": sides}}
+    rows = runpy.run_path(str(BENCHMARKS / "overhead.py"))["bars"](report)
+    (row,) = [BARS["Bar"]("overhead", *row) for row in rows if row[0] == "relu on a Slab, us"]
+    assert row.verdict == "MISSED, limit 5.5"
+
+
 def test_some_of_the_layouts_read_are_held_against_their_bars():
     bars = runpy.run_path(str(BENCHMARKS / "read.py"))["bars"]
     slow = {"hyperslab": 2.0, "hyperslab, 2 threads": 1.5, "h5py read_direct": 4.0}

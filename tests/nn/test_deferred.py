@@ -17,6 +17,7 @@ import hyperslab as hs
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels import act_pool, conv, conv_pool, few_channels, fused
 from hyperslab.kernels.few_channels_operands import Geometry, Packed
+from hyperslab.nn.single_rank import served
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 
@@ -90,6 +91,7 @@ def fusing():
 
     with (
         patch.object(fused, "pays", pays),
+        patch.object(served, "MIN_NUMEL", 0),
         patch.object(act_pool, "is_supported", lambda *args: act_pool._refusal(*args) is None),
         patch.object(act_pool, "activate_and_pool", activate_and_pool),
         patch.object(act_pool, "Call", Call),

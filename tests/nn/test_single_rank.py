@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -12,10 +13,11 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
-from hyperslab.kernels import tiles
+from hyperslab.kernels import fused, tiles
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Implementation, implement
+from hyperslab.nn.single_rank import served
 from hyperslab.nn.single_rank.mode import active_mode
-from hyperslab.nn.single_rank.served import conv_transpose_needs
+from hyperslab.nn.single_rank.served import conv_needs, conv_transpose_needs
 from hyperslab.testing import on_ranks, seeded as seeded64
 
 X = (2, 3, 6, 5)
@@ -496,6 +498,92 @@ def test_a_transposed_convolution_that_may_grow_too_large_is_left_to_its_rule(sh
     x = torch.empty(shape, device="meta")
     weight = torch.empty(shape[1], 64, 4, 4, 4, device="meta")
     assert conv_transpose_needs(x, weight) is due
+
+
+def meta(*shape):
+    return torch.empty(shape, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "numbers", "due"),
+    [
+        ((64, 3, 224, 224), (64, 3, 7, 7), (2, 3), False),  # a bound alone would not tell
+        ((64, 256, 56, 56), (512, 256, 1, 1), (2, 0), False),
+        ((1, 64, 2**12, 2**12), (128, 64, 3, 3), (1, 1), True),  # makes 2**31
+        ((1, 64, 2**12, 2**12), (128, 64, 3, 3), ((1, 2), (1, 1)), False),
+        ((1, 64, 2**12, 2**12), (128, 64, 3, 3), (1, (0, 1)), False),
+        ((1, 64, 2**12, 2**12), (128, 64, 3, 3), (1, "same"), True),
+        ((1, 64, 2**12, 2**12), (128, 64, 3, 3), (1, 1, (2, 1)), False),
+        ((1, 64, 2**12, 2**13), (64, 64, 3, 3), (4, 1), True),  # reads 2**31
+        ((64, 2**12, 2**12), (128, 64, 3, 3), (1, 1), True),  # one sample
+        ((64, 2**12, 2**12), (127, 64, 3, 3), (1, 1), False),
+        ((1, 64, 2**11, 2**11), (64, 64, 3, 3), (1, 2**11), True),  # of much padding
+        ((1, 2**12, 2**9, 2**9), (2**12, 1, 3, 3), (1, 1), False),  # each filter sees a channel
+    ],
+)
+def test_a_convolution_goes_to_its_rule_where_one_call_is_too_large(shape, weight, numbers, due):
+    assert conv_needs(meta(*shape), meta(*weight), *numbers) is due
+    named = dict(zip(("stride", "padding", "dilation"), numbers, strict=False))
+    needs = served.SERVED[F.conv2d]
+    assert needs(meta(*shape), (meta(*shape), meta(*weight)), named) is due
+    given = (meta(*shape), meta(*weight), None, *numbers)
+    assert needs(meta(*shape), given, {}) is due
+
+
+def test_a_norm_goes_to_its_rule_where_its_input_is_too_large():
+    for function in (F.batch_norm, F.group_norm, F.layer_norm, F.instance_norm):
+        assert not served.SERVED[function](meta(2**31 - 1), (), {})
+        assert served.SERVED[function](meta(2**31), (), {})
+
+
+def test_fused_kernels_serve_where_they_gain_more_than_they_cost_the_host(monkeypatch):
+    monkeypatch.setattr(fused, "pays", lambda x: x.numel() >= fused.MIN_NUMEL)
+    few, many = meta(1, 16, 2**19 - 1), meta(1, 16, 2**19)
+    for function in (F.avg_pool1d, F.max_pool1d, F.relu, F.leaky_relu):
+        assert not served.SERVED[function](few, (), {})
+        assert served.SERVED[function](many, (), {})
+
+
+ACTIVATIONS = {
+    "relu": lambda y: F.relu(y),
+    "relu in place": lambda y: F.relu(y, inplace=True),
+    "relu by name": lambda y: F.relu(input=y, inplace=False),
+    "leaky relu": lambda y: F.leaky_relu(y),
+    "leaky relu in place": lambda y: F.leaky_relu(y, inplace=True),
+    "leaky relu of a slope": lambda y: F.leaky_relu(y, 0.3),
+    "leaky relu of a slope, in place": lambda y: F.leaky_relu(y, negative_slope=0.3, inplace=True),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_is_that_of_torch_and_runs_once(name):
+    entered = []
+
+    def activate(net, y):
+        y = y * 2 - 1
+        sys.setprofile(note)
+        try:
+            out = ACTIVATIONS[name](y)
+        finally:
+            sys.setprofile(None)
+        assert (out is y) == ("in place" in name)
+        return out
+
+    def note(frame, event, function):
+        if event == "call" and frame.f_code in (F.relu.__code__, F.leaky_relu.__code__):
+            entered.append(frame.f_code)
+
+    plain, net, mesh = pair(activate)
+    x = seeded(*X)
+    expected = plain(x)
+    entered.clear()
+    out = net(hs.shard(x, mesh)).local
+    assert torch.equal(out, expected)
+    assert len(entered) == 1  # in the mode a function would call itself again
+    out.sum().backward()
+    expected.sum().backward()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def norms():

@@ -130,7 +130,7 @@ class Journal:
         """Notes a call, except in backward passes: ranks may recompute different checkpoints."""
         if backward_pass_id() != -1:
             return
-        outlines = [_outline(arg) for arg in args]
+        outlines = [*map(_outline, args)]
         if is_any_autocast_enabled():
             outlines += [_Autocast(name) for name in ("cpu", "cuda") if is_autocast_enabled(name)]
         self._entries.append((function, outlines))

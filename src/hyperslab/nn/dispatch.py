@@ -34,7 +34,7 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             args, kwargs = _PREPARE[0](function, args, kwargs)
     try:
         op = OPS.get(function)
-        if op is None or kwargs.get("out") is not None:
+        if op is None or (kwargs and kwargs.get("out") is not None):
             return _run_whole(function, args, kwargs)
         out = _SINGLE_RANK[0](op, args, kwargs)
         if out is not NotImplemented:

@@ -41,9 +41,10 @@ class PlainDraws:
     Where ``mesh`` is None, they draw torch's own.
     """
 
+    __slots__ = ("_outer", "mesh")
+
     def __init__(self, mesh: Mesh | None) -> None:
         self.mesh = mesh
-        self._outer: PlainDraws | None = None
 
     def __enter__(self) -> Self:
         self._outer, _thread.draws = _thread.draws, self

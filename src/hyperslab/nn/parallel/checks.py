@@ -57,19 +57,20 @@ class BackwardHooks:
             for table in ("_backward_hooks", "_backward_pre_hooks")
             if mesh.rank == 0 and part.__dict__.get(table) is not None
         ]
-        self._tables = [table for _, table in self._hooks]
+        self.tables = [table for _, table in self._hooks]
+        """Where they are registered."""
 
     def warn(self, given: object = None) -> None:
         """Warns, once and on rank 0, if there are any and there is a Slab in what a pass is given.
 
         Without ``given``, of passes to come.
         """
-        if not any(self._tables):
+        if not any(self.tables):
             return
         if given is not None and not any(map(is_slab, tree_leaves(given, is_leaf=is_slab))):
             return
         hooked = dict.fromkeys(name or "the module itself" for name, table in self._hooks if table)
-        self._hooks, self._tables = [], []
+        self._hooks, self.tables = [], []
         warnings.warn(
             f"full backward hooks do not fire on Slabs: those of {', '.join(hooked)} will not; "
             "hook the tensors themselves, x.local.register_hook, in a forward hook",

@@ -17,18 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperslab.comm.mesh import with_first_mesh
-from hyperslab.kernels import act_pool, fused
+from hyperslab.kernels import act_pool, tiles
 from hyperslab.kernels.act_pool_plan import Pool
 from hyperslab.layout import per_dim
 from hyperslab.nn.dispatch import waiting
 from hyperslab.nn.op import IMPLEMENTED, USERS
+from hyperslab.nn.ops.each.random import drop_small
 from hyperslab.nn.single_rank.mode import SingleRankMode
 from hyperslab.nn.single_rank.served import (
     conv_needs,
     conv_transpose_needs,
     is_large,
     is_large_or_fused,
+    is_too_large,
     may_wait,
+    pays,
 )
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
@@ -78,6 +81,10 @@ def _large(layer: nn.Module, x: Tensor) -> bool:
     return is_large(x)
 
 
+def _too_large(layer: nn.Module, x: Tensor) -> bool:
+    return is_too_large(x)
+
+
 def _large_or_fused(layer: nn.Module, x: Tensor) -> bool:
     return is_large_or_fused(x)
 
@@ -95,11 +102,15 @@ def _dropped(layer: nn.Dropout, x: Tensor) -> bool:
     return layer.training
 
 
+def _run_dropout(layer: nn.Module, x: Tensor) -> Any:
+    return NotImplemented if layer.__dict__["training"] else nn.Dropout.forward(layer, x)
+
+
 def _serve_dropout(mode: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
-    if F.dropout is not _dropout:  # others have changed what it calls
-        return NotImplemented
     own = layer.__dict__
-    return mode.drop(x, own["p"], own["training"], own["inplace"])
+    if own["inplace"] or F.dropout is not _dropout or not mode.serves():  # or changed by others
+        return NotImplemented
+    return drop_small(x, own["p"])
 
 
 _dropout = F.dropout
@@ -123,7 +134,7 @@ def _pool(mode: Literal["avg", "max"]) -> Callable[[type[nn.Module]], Known]:
                 per_dim(own["padding"], num_dims),
                 own.get("count_include_pad", True),
             )
-            if not fused.pays(x) or not act_pool.is_supported(x, 1.0, pool):
+            if not pays(x) or not act_pool.is_supported(x, 1.0, pool):
                 return NotImplemented
             return act_pool.activate_and_pool(x, 1.0, pool)
 
@@ -149,11 +160,11 @@ def _convolution(cls: Any) -> Known:
             return NotImplemented
         if cls._conv_forward is not inner or "_conv_forward" in own:
             return NotImplemented
-        stride = own["stride"]
-        if conv_needs(x, weight, stride):
+        stride, padding, dilation = own["stride"], own["padding"], own["dilation"]
+        if conv_needs(x, weight, stride, padding, dilation):
             return NotImplemented
-        bias, numbers = weights["bias"], (own["padding"], own["dilation"], own["groups"])
-        return getattr(F, name)(x, weight, bias, stride, *numbers)
+        bias, groups = weights["bias"], own["groups"]
+        return getattr(F, name)(x, weight, bias, stride, padding, dilation, groups)
 
     return Known(run)
 
@@ -161,7 +172,8 @@ def _convolution(cls: Any) -> Known:
 def _batch_norm(*input_dims: int) -> Known:
     def run(layer: nn.Module, x: Tensor) -> Any:
         """As its ``forward`` does it where it tracks statistics with a momentum, as most do."""
-        if is_large(x):
+        numel = x.numel()
+        if numel > tiles.MAX_NUMEL:
             return NotImplemented
         own = layer.__dict__
         weights, statistics, momentum = own["_parameters"], own["_buffers"], own["momentum"]
@@ -176,7 +188,7 @@ def _batch_norm(*input_dims: int) -> Known:
             and "weight" in weights
             and "bias" in weights
             and x.dim() in input_dims
-            and x.numel() > x.size(1)  # else it has no variance
+            and numel > x.size(1)  # else it has no variance
             and eps > 0
             and F.batch_norm is _batch_norm_function
         )
@@ -220,12 +232,12 @@ LAYERS: dict[type[nn.Module], Known] = {
     nn.BatchNorm3d: _batch_norm(5),
     nn.Linear: Known(_run_linear),
     **_each(_classes("ConvTranspose{}d"), _unless(_transposed)),
-    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_large)),
+    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_too_large)),
     **_each(_classes("MaxPool{}d"), _pool("max")),
     **_each(_classes("AvgPool{}d"), _pool("avg")),
     **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
     **_each((nn.ReLU, nn.LeakyReLU), _unless(_activated)),
-    nn.Dropout: Known(_unless(_dropped)(nn.Dropout).run, _serve_dropout),
+    nn.Dropout: Known(_run_dropout, _serve_dropout),
     **_each((*_classes("Dropout{}d"), nn.AlphaDropout), _unless(_dropped)),
     **_each((nn.Flatten, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh), _as_is),
 }

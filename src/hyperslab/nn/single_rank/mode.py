@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -23,17 +24,31 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
-from hyperslab.nn.ops.each.random import drop_small
-from hyperslab.nn.single_rank.served import SERVED
+from hyperslab.nn.single_rank.served import SERVED, pays
 from hyperslab.nn.single_rank.wrapping import as_slab, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     active_function_modes,
+    builtin_nn,
     peek_interpreter_stack,
     tree_leaves,
     tree_map,
     unpatched,
 )
+
+
+class Builtins(NamedTuple):
+    """What an activation of ``torch.nn.functional`` calls, by whether it writes into its input."""
+
+    new: Function
+    in_place: Function
+
+
+ACTIVATION_BUILTINS = {
+    F.relu: Builtins(torch.relu, torch.relu_),
+    F.leaky_relu: Builtins(builtin_nn.leaky_relu, builtin_nn.leaky_relu_),
+}
+"""Those that are served. A network has as many as convolutions: they are called by themselves."""
 
 
 class SingleRankMode(TorchFunctionMode):
@@ -61,8 +76,17 @@ class SingleRankMode(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         x = args[0] if args else kwargs.get("input")
-        if not is_users and needs and type(x) is Tensor and not needs(x, args, kwargs):
-            return func(*args, **kwargs)
+        if needs and not is_users and type(x) is Tensor:
+            builtins = ACTIVATION_BUILTINS.get(func)
+            if builtins is None:
+                if not needs(x, args, kwargs):
+                    return func(*args, **kwargs)
+            elif kwargs.get("inplace"):
+                del kwargs["inplace"]
+                return builtins.in_place(*args, *kwargs.values())
+            elif not pays(x):
+                kwargs.pop("inplace", None)
+                return builtins.new(*args, *kwargs.values())
         return self._serve(func, x, args, kwargs)
 
     def _serve(
@@ -83,14 +107,6 @@ class SingleRankMode(TorchFunctionMode):
     def serves(self) -> bool:
         """Whether functions of plain tensors may be computed in other ways than by torch."""
         return not self.is_paused and peek_interpreter_stack() is None
-
-    def drop(self, x: Tensor, p: float, training: bool, inplace: bool) -> Any:
-        """What ``F.dropout`` makes of a plain tensor where nothing is deferred."""
-        if training and not inplace and self.serves():
-            out = drop_small(x, p)
-            if out is not None:
-                return out
-        return self.__torch_function__(F.dropout, (), (x, p, training, inplace))
 
     def _by_rule(
         self, function: Function, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]

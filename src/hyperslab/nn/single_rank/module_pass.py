@@ -12,7 +12,7 @@ from hyperslab.nn.dispatch import materialise, waiting
 from hyperslab.nn.op import Function
 from hyperslab.nn.single_rank.mode import SingleRankMode, active_mode
 from hyperslab.nn.single_rank.wrapping import unwrap, wrap
-from hyperslab.nn.slab import ONLY_SLABS, Slab
+from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import num_function_modes, pop_function_mode, push_function_mode
 
 
@@ -29,11 +29,12 @@ class SingleRank:
         if is_dynamo_compiling():
             return self._run(*args, **kwargs)
         given: dict[int, Slab] = {}
-        if kwargs or {*map(type, args)} != ONLY_SLABS:
+        if not kwargs and len(args) == 1 and type(args[0]) is Slab:  # as most are
+            (slab,) = args
+            args = (slab.local,)
+            given[id(slab.local)] = slab
+        else:  # in ten times the time
             args, kwargs = unwrap((args, kwargs), given)
-        else:  # as most are, in a tenth of the time
-            given = {id(arg.local): arg for arg in args}
-            args = tuple([arg.local for arg in args])
         if num_function_modes() and active_mode() is not None:
             out = self._run(*args, **kwargs)  # of a module that this one is part of
         else:

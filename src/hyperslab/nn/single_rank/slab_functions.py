@@ -27,6 +27,8 @@ def run_as_torch(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     ``NotImplemented`` where a rule has something to offer, where the mesh has several ranks, or
     where torch refuses: a rule says in its own words why, or does what torch cannot.
     """
+    if args and type(args[0]) is Slab and args[0].mesh.backend is not None:
+        return NotImplemented
     function = op.function
     if op.family not in _FAMILIES or function in IMPLEMENTED:
         return NotImplemented

@@ -74,7 +74,11 @@ def _make_rule(function: Callable[..., Any]) -> Callable[..., Any]:
             local = run(x.local, *args[1:], **kwargs)
         else:
             return _run_aligned(function, args, kwargs, in_place=in_place)
-        return x if local is x.local else _result(function, local, x)
+        if local is x.local:
+            return x
+        if type(local) is Tensor:  # as ``_result`` has it, in less time
+            return Slab(local, x.layout, x.mesh)
+        return _result(function, local, x)
 
     return rule
 

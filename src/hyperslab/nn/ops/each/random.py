@@ -125,24 +125,24 @@ def _keep_mask(x: Slab, num_dims: int, p: float) -> Tensor:
     return random_bits_reach(least, x.layout, x.mesh, x.local.device, num_dims)
 
 
-def drop_small(x: Tensor, p: float) -> Tensor | None:
+def drop_small(x: Tensor, p: float) -> Any:
     """What ``F.dropout`` makes of a small tensor that is whole on this rank, in the least time.
 
-    The same as on Slabs; None where more must be looked at.
+    The same as on Slabs; ``NotImplemented`` where more must be looked at.
     """
     if not 0 < p < 1 or x.numel() > bits.KEPT_NUMEL or not draws_now():
-        return None
+        return NotImplemented
     kept = _kept_for(p, x.shape, x.dtype, x.device)
     if kept is None:
-        return None
-    least, hashes, of = kept
-    return x * torch.where(kept_bits_reach(least, hashes), *of)
+        return NotImplemented
+    least, hashes, scale, zero = kept
+    return x * torch.where(kept_bits_reach(least, hashes), scale, zero)
 
 
 @lru_cache(maxsize=32)
 def _kept_for(
     p: float, shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> tuple[int, Tensor, tuple[Tensor, Tensor]] | None:
+) -> tuple[int, Tensor, Tensor, Tensor] | None:
     """The least bits of elements that stay, hashes of indices, and what elements are multiplied by.
 
     None where elements are multiplied in another way.
@@ -151,7 +151,7 @@ def _kept_for(
     least = round(p * NUM_VALUES)
     if of is None or least == NUM_VALUES:
         return None
-    return least, kept_signed_hashes(Layout.unsplit(shape), _ONE_RANK, 0, len(shape), device), of
+    return least, kept_signed_hashes(Layout.unsplit(shape), _ONE_RANK, 0, len(shape), device), *of
 
 
 _ONE_RANK = Grid((1,) * len(AXES))
