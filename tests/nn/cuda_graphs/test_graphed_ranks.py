@@ -255,8 +255,8 @@ class Counts(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 3, padding=1)
 
-    def forward(self, x):
-        return self.conv(x), (x > 0).sum()
+    def forward(self, x, dtype=torch.int64):
+        return self.conv(x), (x > 0).sum(dtype=dtype)
 
 
 def check_integers():
@@ -264,9 +264,10 @@ def check_integers():
     model, graphed = with_graphs(Counts().double(), mesh)
     x = batch(mesh)[0]
     expected = int((hs.gather(x) > 0).sum())
-    for _ in range(3):
-        assert int(model(x)[1]) == expected
-    assert num_recorded(graphed) == 0
+    for dtype, recorded in ((torch.int16, 0), (torch.int64, 1)):
+        for _ in range(3):
+            assert int(model(x, dtype)[1]) == expected
+        assert num_recorded(graphed) == recorded
 
 
 def test_a_pass_with_messages_between_hosts_runs_as_ever(two):
