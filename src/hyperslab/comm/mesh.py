@@ -63,7 +63,7 @@ class Mesh:
     transport: DeviceTransport | None = None
     """What carries boxes on the GPUs themselves, where that can be had."""
     sockets: LocalSockets | None = field(default=None, repr=False)
-    """What carries small messages between CPUs of one node."""
+    """What carries small messages between hosts of one node."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
 
     number: ClassVar[int]

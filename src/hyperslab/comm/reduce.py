@@ -140,7 +140,7 @@ class _SumBySockets:
 
 def _ranks_by_socket(x: Tensor, mesh: Mesh, axes: Collection[str]) -> tuple[int, ...] | None:
     """The ranks along ``axes``, where sockets carry messages such as ``x`` between all of them."""
-    if mesh.sockets is None or not x.is_floating_point() or x.is_cuda:
+    if mesh.sockets is None or mesh.transport is not None or not x.is_floating_point():
         return None
     ranks = _ranks(mesh, axes)
     near = all(rank == mesh.rank or mesh.sockets.carries(rank, x) for rank in ranks)

@@ -20,6 +20,7 @@ from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import PendingSum, SumsBeside
 from hyperslab.errors import UnsupportedOp
+from hyperslab.nn.module_snapshot import TrainedWeights
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
 from hyperslab.torch_private import backward_pass_id, foreach_copy_
@@ -39,12 +40,15 @@ class Replica:
         mesh: Mesh,
         comparisons: Comparisons,
     ) -> None:
-        self._module, self.forward = module, forward
+        self._weights, self.forward = TrainedWeights(module), forward
         self._mesh, self._comparisons = mesh, comparisons
         self._is_synced = True
         self._unsynced: dict[int, tuple[int, Tensor]] = {}
         """Weights that got gradients within ``no_sync``, by their ids, with their numbers."""
+        self._hooked: list[Tensor] = []
+        """All trained weights, as the last forward pass found them."""
         self._trained: list[Tensor] = []
+        """Those that tell this replica of their gradients."""
         self._buckets: dict[int, Bucket] = {}
         """Of the weights that are trained, by their ids."""
         self.nodes: dict[int, Any] = {}
@@ -86,9 +90,10 @@ class Replica:
 
         Not tensors that stand in for them, as in ``torch.func.functional_call``.
         """
-        trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
-        if len(trained) == len(self._trained) and all(map(_is, trained, self._trained)):
+        trained = self._weights.find()
+        if trained is self._hooked:
             return
+        self._hooked = trained
         for weight in trained:
             if isinstance(weight, nn.Parameter) and gradient_hook_of(weight) is None:
                 GradientHook.set_on(weight, self)
@@ -103,9 +108,9 @@ class Replica:
 
     def on_grad(self, weight: Tensor, number: int) -> None:
         """Called when ``weight`` got a gradient, or a function said that it gets none."""
-        if weight.grad is None:
-            return
         averaging = Averaging.of_this_pass(self._mesh)
+        if weight.grad is None or (not self._unsynced and averaging.is_mean(weight)):
+            return
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
             return
@@ -141,10 +146,6 @@ def prepare_for_graph(replica: int) -> None:
     if found := _replicas[replica]():
         found.hook_weights()
         found.keep_nodes()
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 class GradientHook:
