@@ -64,9 +64,10 @@ class SplitTrial(Trial):
         if target.is_floating_point():
             target = target.to(dtype)
         self.target = hs.shard(target, mesh, axes=case.target_axes)
+        self.weights = [*self.model.parameters()]
 
     def gradients(self) -> list[Tensor]:
-        return [p.grad.detach().cpu() for p in self.model.parameters() if p.grad is not None]
+        return [p.grad.detach().cpu() for p in self.weights if p.grad is not None]
 
 
 def _piece(shape: tuple[int, ...], mesh: hs.Mesh, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ function again, into the same memory.
 """
 
 import copy
+import gc
 from contextlib import nullcontext
 from importlib.util import find_spec
 
@@ -168,6 +169,41 @@ def check_no_room():
 
 def test_a_rank_without_memory_for_a_recording_runs_beside_ranks_that_replay(two):
     two.run(check_no_room)
+
+
+def check_greed():
+    """A recording that runs out of memory half-way, on rank 0."""
+    mesh = meet(height=2)
+    before = held(mesh)
+    model, graphed = with_graphs(make_net(), mesh)
+    recorder = graphed._recorder
+    if mesh.rank == 0:
+
+        def greedy(run):
+            return [*run(), torch.empty(1 << 45, dtype=torch.uint8, device=mesh.device)]
+
+        recorder.record = lambda run: CudaRecorder.record(recorder, lambda: greedy(run))
+    found = train(model, mesh)
+    assert num_recorded(graphed) == mesh.rank
+    if mesh.rank == 0:
+        assert "the GPU ran out of memory when it was recorded" in graphed._told
+    plain = hs.parallelize(make_net(), mesh)
+    assert_same(found, train(plain, mesh))
+    del model, graphed, recorder, plain
+    assert held(mesh) <= before + (4 << 20)  # cuDNN's workspace and constants
+
+
+def held(mesh):
+    """Bytes of the GPU that this process keeps."""
+    gc.collect()
+    torch.cuda.synchronize(mesh.device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(mesh.device)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="no GPU")
+def test_a_recording_that_runs_out_of_memory_leaves_none_behind(two):
+    two.run(check_greed)
 
 
 def grads(model):

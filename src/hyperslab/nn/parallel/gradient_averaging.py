@@ -108,21 +108,23 @@ class Replica:
 
     def on_grad(self, weight: Tensor, number: int) -> None:
         """Called when ``weight`` got a gradient, or a function said that it gets none."""
-        averaging = Averaging.of_this_pass(self._mesh)
-        if weight.grad is None or (not self._unsynced and averaging.is_mean(weight)):
+        if weight.grad is None:
             return
+        averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
             return
         averaging.join(self, self._before_end)
         self._unsynced.pop(id(weight), None)
-        if averaging.is_mean(weight):
-            return
         bucket = self._buckets.get(id(weight))
         if bucket is None or has_other_hooks(weight):  # which may change it
             averaging.at_end(weight, number)
         else:
             averaging.now(weight, number, bucket)
+
+    def on_mean(self, weight: Tensor) -> None:
+        """Called when a pass ends that brought ``weight`` nothing but a mean over ranks."""
+        self._unsynced.pop(id(weight), None)
 
     def bucket_of(self, weight: Tensor) -> Bucket | None:
         """That of a weight that is trained, as the last forward pass found it."""
@@ -153,6 +155,8 @@ class GradientHook:
 
     def __init__(self, replica: Replica, number: int) -> None:
         self.replica, self.number = weakref.ref(replica), number
+        self.awaited_in: int | None = None
+        """The backward pass that brings a mean over ranks, until the weight got its gradient."""
 
     @classmethod
     def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
@@ -162,7 +166,19 @@ class GradientHook:
         weight._hyperslab_number = number  # type: ignore[attr-defined]
 
     def __call__(self, weight: Tensor) -> None:
-        if replica := self.replica():
+        if self.awaited_in == backward_pass_id():  # which looks at it when it ends
+            self.awaited_in = None
+        elif replica := self.replica():
+            replica.on_grad(weight, self.number)
+
+    def on_pass_end(self, weight: Tensor, mean: Tensor) -> None:
+        """Called when a pass ends that brought ``weight`` the ``mean``, and maybe more."""
+        grad, replica = weight.grad, self.replica()
+        if self.awaited_in is not None or grad is None or replica is None:
+            return  # as where torch.autograd.grad returns it
+        if grad.data_ptr() == mean.data_ptr() and grad._version == mean._version == 0:
+            replica.on_mean(weight)
+        else:
             replica.on_grad(weight, self.number)
 
 
@@ -236,8 +252,8 @@ class Averaging:
         """How many of their leaves have no gradient yet."""
         self._full: dict[int, _Message] = {}
         """The messages of whole buckets, by their numbers."""
-        self._means: dict[int, tuple[Tensor, int]] = {}
-        """Gradients that are means already, by the ids of their leaves, and their versions."""
+        self._means: dict[int, tuple[GradientHook, Tensor, Tensor]] = {}
+        """Weights by their ids, with their hooks and the means over ranks that they are to get."""
         self._who: dict[object, Callable[[Averaging], None]] = {}
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -263,18 +279,18 @@ class Averaging:
                 del self._waiting[id(each)]
             self._full[bucket.number] = _Message(bucket.leaves, self._mesh)
 
-    def note_means(self, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Says that the pass brings ``leaves`` these gradients, which are means over ranks."""
-        for leaf, grad in zip(leaves, grads, strict=True):
-            if grad is not None:
-                self._means[id(leaf)] = grad.detach(), grad._version
+    def note_means(
+        self, weights: Sequence[tuple[GradientHook, Tensor]], grads: Sequence[Tensor | None]
+    ) -> None:
+        """Says that the pass brings ``weights`` these new gradients, which are means over ranks.
 
-    def is_mean(self, leaf: Tensor) -> bool:
-        """Whether ``leaf.grad`` is such a mean itself, to which nothing was added."""
-        grad, version = self._means.get(id(leaf), (None, 0))
-        if grad is None or leaf.grad is None or leaf.grad.data_ptr() != grad.data_ptr():
-            return False
-        return grad._version == version
+        Whether something else was added to them is looked at in one go when the pass ends.
+        """
+        number = backward_pass_id()
+        for (hook, weight), grad in zip(weights, grads, strict=True):
+            if grad is not None:
+                hook.awaited_in = number
+                self._means[id(weight)] = hook, weight, grad.detach()
 
     def join(self, who: object, before_end: Callable[[Averaging], None]) -> None:
         """Has ``before_end`` called, once, before the rest is sent."""
@@ -284,13 +300,15 @@ class Averaging:
         return who in self._who
 
     def _finish(self) -> None:
+        for hook, weight, mean in self._means.values():
+            hook.on_pass_end(weight, mean)
+        self._means.clear()
         for before_end in self._who.values():
             before_end(self)
         alike: dict[object, list[Tensor]] = {}
         for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
             if leaf.grad is not None:
                 alike.setdefault((leaf.grad.dtype, leaf.grad.device), []).append(leaf)
-        self._means.clear()
         full = [message for _, message in sorted(self._full.items())]
         for message in full + [_Message(leaves, self._mesh) for leaves in alike.values()]:
             message.receive()
