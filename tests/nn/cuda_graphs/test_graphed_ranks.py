@@ -7,6 +7,7 @@ function again, into the same memory.
 import copy
 import gc
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -171,25 +172,29 @@ def test_a_rank_without_memory_for_a_recording_runs_beside_ranks_that_replay(two
     two.run(check_no_room)
 
 
+def record_greedily(recorder, run):
+    """Asks, in the recording, for more memory than there is."""
+
+    def greedy():
+        return [*run(), torch.empty(1 << 45, dtype=torch.uint8, device="cuda")]
+
+    return CudaRecorder.record(recorder, greedy)
+
+
 def check_greed():
     """A recording that runs out of memory half-way, on rank 0."""
     mesh = meet(height=2)
     before = held(mesh)
     model, graphed = with_graphs(make_net(), mesh)
-    recorder = graphed._recorder
     if mesh.rank == 0:
-
-        def greedy(run):
-            return [*run(), torch.empty(1 << 45, dtype=torch.uint8, device=mesh.device)]
-
-        recorder.record = lambda run: CudaRecorder.record(recorder, lambda: greedy(run))
+        graphed._recorder.record = partial(record_greedily, graphed._recorder)
     found = train(model, mesh)
     assert num_recorded(graphed) == mesh.rank
     if mesh.rank == 0:
         assert "the GPU ran out of memory when it was recorded" in graphed._told
     plain = hs.parallelize(make_net(), mesh)
     assert_same(found, train(plain, mesh))
-    del model, graphed, recorder, plain
+    del model, graphed, plain
     assert held(mesh) <= before + (4 << 20)  # cuDNN's workspace and constants
 
 
