@@ -33,7 +33,9 @@ class SplitStep:
     ms: float
     """Of a step, where one follows the other without a pause."""
     host_ms: float
-    """Until the host has launched a step, while the GPU is idle."""
+    """Until the host has launched a step that follows another one, while it waits for no GPU."""
+    first_host_ms: float
+    """The same of a step after a pause, in which the GPU became idle and the host went to sleep."""
     grad_norm: float
     off: float | None
     """The norm of the difference from the gradient that was given, relative to that one's."""
@@ -64,9 +66,10 @@ class SplitTrial(Trial):
         if target.is_floating_point():
             target = target.to(dtype)
         self.target = hs.shard(target, mesh, axes=case.target_axes)
+        self.weights = [*self.model.parameters()]
 
     def gradients(self) -> list[Tensor]:
-        return [p.grad.detach().cpu() for p in self.model.parameters() if p.grad is not None]
+        return [p.grad.detach().cpu() for p in self.weights if p.grad is not None]
 
 
 def _piece(shape: tuple[int, ...], mesh: hs.Mesh, dtype: torch.dtype) -> Tensor:
@@ -101,7 +104,7 @@ def step_on_rank(
         if mesh.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(mesh.device)
         ms = statistics.median(_round_ms(trial, mesh, repeats) for _ in range(NUM_ROUNDS))
-        host_ms = statistics.median(_host_ms(trial, mesh) for _ in range(repeats))
+        host = [_host_ms(trial, mesh) for _ in range(repeats)]
         found = trial.gradients()
     if keep and mesh.rank == 0:
         torch.save(found, keep)
@@ -109,7 +112,8 @@ def step_on_rank(
     return asdict(
         SplitStep(
             ms,
-            host_ms,
+            statistics.median(later for _, later in host),
+            statistics.median(first for first, _ in host),
             _norm(found),
             _off(found, torch.load(reference)) if reference else None,
             mesh.messages_by,
@@ -140,11 +144,14 @@ def _round_ms(trial: Trial, mesh: hs.Mesh, repeats: int) -> float:
     return (time.perf_counter() - begun) / repeats * 1e3
 
 
-def _host_ms(trial: Trial, mesh: hs.Mesh) -> float:
+def _host_ms(trial: Trial, mesh: hs.Mesh) -> tuple[float, float]:
+    """Of a first step, and of the second of two that follow: the GPU's queue has room for all."""
     _meet(mesh)
-    begun = time.perf_counter()
-    trial.step()
-    return (time.perf_counter() - begun) * 1e3
+    begun = [time.perf_counter()]
+    for _ in range(3):
+        trial.step()
+        begun.append(time.perf_counter())
+    return (begun[1] - begun[0]) * 1e3, (begun[3] - begun[2]) * 1e3
 
 
 def _meet(mesh: hs.Mesh) -> None:
@@ -184,6 +191,6 @@ def slowest(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Of all ranks of a step, the worst figures."""
     worst = {
         name: max((rank[name] for rank in ranks if rank[name] is not None), default=None)
-        for name in ("ms", "host_ms", "grad_norm", "off", "peak_gib")
+        for name in ("ms", "host_ms", "first_host_ms", "grad_norm", "off", "peak_gib")
     }
     return ranks[0] | worst

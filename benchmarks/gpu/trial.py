@@ -108,16 +108,20 @@ class Trial:
             self.model = hs.parallelize(self.model, mesh, **ours)
             self.input = hs.shard(self.x, mesh)
             self.target = hs.shard(self.target, mesh, axes=case.target_axes)
+        self.weights = [*self.model.parameters()]
 
     def refill(self) -> None:
         self.x.normal_()
 
     def step(self) -> Any:
-        self.model.zero_grad(set_to_none=True)
+        """As in a loop: gradients are dropped by an optimizer's list of weights."""
+        for weight in self.weights:
+            weight.grad = None
         bf16 = self.case.precision == "bf16" and self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             loss = self.case.loss(self.model(self.input), self.target)
-        loss.backward()
+        with torch.autograd.set_multithreading_enabled(False):  # as hyperslab train does
+            loss.backward()
         return loss
 
     def first_step(self) -> Evidence:

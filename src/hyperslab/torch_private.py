@@ -375,6 +375,14 @@ def patch_for(cls: type[Any], find_mode: Callable[[], Any]) -> None:
         let_dynamo_override(())  # of what was patched after it was told
 
 
+def apply_function(function: type[Function], *args: Any) -> Any:
+    """What ``function.apply`` does where no transform of ``torch.func`` runs and no Slab is given.
+
+    It does not look at arguments in Python, of which there may be as many as a module has weights.
+    """
+    return super(Function, function).apply(*args)  # type: ignore[misc]
+
+
 def substitute(owner: Any, name: str, run: Callable[..., Any]) -> None:
     """Has ``run`` called with the function ``name`` of ``owner``, its arguments and keywords.
 

@@ -32,6 +32,8 @@ PROGRAM_SECONDS = 120.0
 SLACK_SECONDS = 60.0
 """For other work on the machine, beyond the time-out."""
 LAST_PASS = 3
+REPLAYED = 5
+"""The pass that goes wrong, where earlier ones were recorded."""
 SPARE_NBYTES = 24 << 20
 """Less than two ranks share; the driver's own part of a GPU varies."""
 
@@ -91,6 +93,47 @@ def train(mesh, where, fault):
         loss.backward()
 
 
+class Pools(nn.Module):
+    """Enough layers for a rank to be lost while a GPU is at them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)])
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.avg_pool2d(layer(x), WINDOW[0], 1, WINDOW[0] // 2)
+        return self.norm(x)
+
+
+WINDOW = [3]
+"""A global variable, which decides what ``Pools`` computes, and so what is recorded of it."""
+
+
+def widen(_):
+    WINDOW[0] = 5
+
+
+def replay(mesh, where, fault):
+    """Recorded training passes, of which one goes wrong."""
+    torch.manual_seed(0)
+    model = hs.parallelize(Pools(), mesh, cuda_graphs=True)
+    extent = 1024 if mesh.device.type == "cuda" else 12
+    x = hs.shard(torch.ones(1, 4, extent, extent, device=mesh.device), mesh)
+    for number in range(1, 2 * REPLAYED):
+        act = fault if number >= (2 if where == "when recorded" else REPLAYED) else same
+        if where in ("before replay", "when recorded"):
+            act(None)
+        loss = model(x).square().mean()
+        if where == "in replay":  # which was launched, and goes on
+            act(None)
+        loss.backward()
+        if number == REPLAYED - 1 and mesh.device.type == "cuda":
+            entries = model.__dict__["_hyperslab"].run.forward._entries.values()
+            assert any(entry.recorded for each in entries for entry in each)
+
+
 def exchange(mesh, where, fault):
     """Exchanges alone, which nothing accompanies that would miss a rank sooner."""
     x = hs.shard(seeded(2, 2, 12, 5).to(mesh.device), mesh)
@@ -106,7 +149,7 @@ def lose(body, device, odd, where, fault, axes):
     mesh = init(device, **axes)
     begun = time.monotonic()
     try:
-        body(mesh, where, fault if mesh.rank == odd else same if body is train else pool)
+        body(mesh, where, fault if mesh.rank == odd else pool if body is exchange else same)
     except hs.CommError as error:
         return str(error), time.monotonic() - begun
     return "", 0.0
@@ -179,6 +222,24 @@ def test_ranks_that_post_different_messages_all_stop(nothing_left, device):
     assert_stopped(errors, 2)
     assert any("sent something else than was awaited" in text for text, _ in errors)
     assert all("ranks ran different operators" in text for text, _ in errors)
+
+
+@pytest.mark.gpu
+def test_a_rank_that_is_killed_in_a_replay_is_missed(nothing_left):
+    errors = errors_of(replay, "cuda", 1, "in replay", leave, {"height": 2}, odd=1, dies=True)
+    assert_stopped(errors, 1)
+
+
+@pytest.mark.gpu
+def test_a_replay_does_not_wait_for_a_rank_that_never_signals(nothing_left):
+    errors = errors_of(replay, "cuda", 1, "before replay", hang, {"height": 2}, odd=1, dies=False)
+    assert_stopped(errors, 2)
+
+
+@pytest.mark.gpu
+def test_ranks_that_record_different_passes_all_stop(nothing_left):
+    errors = errors_of(replay, "cuda", 1, "when recorded", widen, {"height": 2}, odd=1, dies=False)
+    assert_stopped(errors, 2, "ranks ran different operators")
 
 
 # Whole programs

@@ -351,8 +351,9 @@ def check_sums():
 
 def check_sums_of_a_kernel(dtype):
     mesh = meet({"height": 3})
-    parts = [seeded(5, 7, seed=rank).to(dtype) for rank in range(3)]
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    scale = 1 if dtype.is_floating_point else torch.iinfo(dtype).max // 8  # more than floats hold
+    parts = [(seeded(5, 7, seed=rank) * scale).to(dtype) for rank in range(3)]
+    wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
     for offset in (0, 1):  # also where memory begins at an odd place
         x = torch.zeros(36, dtype=dtype, device=mesh.device)[offset : offset + 35].view(5, 7)
         x.copy_(parts[mesh.rank])
@@ -365,10 +366,30 @@ def check_sums_of_a_kernel(dtype):
             assert torch.equal(x.cpu(), in_order)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int32, torch.int64],
+    ids=str,
+)
 def test_a_kernel_sums_in_the_order_of_ranks(dtype):
     with Team(3, timeout_seconds=200) as team:
         team.run(check_sums_of_a_kernel, dtype)
+
+
+def check_sums_of_other_dtypes():
+    mesh = meet({"height": 2})
+    sys.modules["hyperslab.comm.reduce"].ONE_STEP_NBYTES = 1 << 10
+    dist.all_reduce = None  # through the host, which would wait for the GPU
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.complex64):
+        for shape in [(), (41, 50)]:
+            parts = [(seeded(*shape, seed=rank) * 9).to(dtype) for rank in range(2)]
+            total = reduce_sum(parts[mesh.rank].to(mesh.device), mesh, ("height",))
+            assert torch.equal(total.cpu(), parts[0] + parts[1])
+
+
+def test_integers_and_complex_numbers_are_summed_on_the_device():
+    with Team(2, timeout_seconds=200) as team:
+        team.run(check_sums_of_other_dtypes)
 
 
 def test_sums_and_stacks_over_some_of_the_axes():

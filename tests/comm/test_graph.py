@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import hyperslab as hs
 from hyperslab.comm import graph
 from hyperslab.comm.agree import agree
-from hyperslab.comm.graph import TensorSpec, as_operator
+from hyperslab.comm.graph import TensorSpec, as_operator, cached_constants
 from hyperslab.testing import seeded
 
 SHAPE = (2, 2, 9, 6)
@@ -96,3 +96,17 @@ def test_an_operator_takes_and_gives_contiguous_tensors_as_it_promises_a_compile
     assert given[0].is_contiguous()
     assert out.is_contiguous()
     assert torch.equal(out, x)
+
+
+@cached_constants
+def conjugates():
+    """What, as a tensor on a GPU, is copied before it is read."""
+    return torch.tensor([1 + 2j, 3 - 1j]).conj()
+
+
+def test_constants_that_are_copied_to_be_read_keep_their_values_in_a_graph():
+    from torch.fx.experimental.proxy_tensor import make_fx  # as above
+
+    zeros = torch.zeros(2, dtype=torch.complex64)
+    traced = make_fx(lambda x: x + conjugates(), tracing_mode="fake")(zeros)
+    torch.testing.assert_close(traced(zeros), conjugates().resolve_conj())

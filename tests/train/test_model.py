@@ -4,6 +4,8 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.errors import ConfigError
+from hyperslab.train import model as training_model
+from hyperslab.train.config import Config, DataConfig, ModelConfig, TrainConfig
 from hyperslab.train.model import checkpoint_activations, float32_products, forward_context
 
 
@@ -65,3 +67,29 @@ def test_short_products_are_those_asked_for_and_only_for_the_run(precision, allo
     with float32_products(precision):
         assert [flag.allow_tf32 for flag in flags] == [allowed, allowed]
     assert [flag.allow_tf32 for flag in flags] == before
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "given"),
+    [
+        ("cosmoflow", {}, "auto"),
+        ("cosmoflow", {"cuda_graphs": False}, False),
+        ("nets.py:Net", {}, False),  # whose code may do something besides
+        ("nets.py:Net", {"cuda_graphs": True}, True),
+    ],
+)
+def test_graphs_are_automatic_for_models_of_hyperslab(monkeypatch, name, asked, given):
+    options = []
+    monkeypatch.setattr(training_model, "_built", lambda config: network())
+    monkeypatch.setattr(training_model, "parallelize", lambda *_, **more: options.append(more))
+    config = Config(
+        model=ModelConfig(name=name), data=DataConfig(files="a.h5"), train=TrainConfig(**asked)
+    )
+    training_model.make_model(config, hs.init(device="cpu"), None)
+    assert options[0]["cuda_graphs"] == given
+
+
+@pytest.mark.parametrize("wrong", ["yes", "True", 2])
+def test_other_words_for_graphs_are_refused(wrong):
+    with pytest.raises(ConfigError, match=r"train\.cuda_graphs must be true, false or auto, got"):
+        TrainConfig(cuda_graphs=wrong)

@@ -42,7 +42,9 @@ _MAX_PROGRAMS = 48
 """That may wait on a GPU, by each of two transports: together fewer than it has processors, or none
 could go on."""
 
-_SUMMED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_SUMMED = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64
+}  # fmt: skip
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -77,7 +77,9 @@ def held_constants() -> Iterator[list[Any]]:
 
 
 def _as_constant(x: Tensor) -> Tensor:
-    return torch.tensor(x.tolist(), dtype=x.dtype, device=x.device)
+    with untraced():  # or a copy to the host would have no values
+        values = x.tolist()
+    return torch.tensor(values, dtype=x.dtype, device=x.device)
 
 
 def as_operator(

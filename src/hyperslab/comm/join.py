@@ -101,7 +101,7 @@ def init(
     if transport in ("nccl", "host"):
         return mesh
     if found := find_transport(mesh, places, must=transport == "device"):
-        return replace(mesh, transport=found)
+        return replace(mesh, transport=found, sockets=_sockets(mesh))
     return replace(mesh, sockets=_sockets(mesh)) if place.type == "cpu" else mesh
 
 

@@ -7,7 +7,7 @@ never come, or fit by chance; the journals tell which operator was the first to 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -138,18 +138,15 @@ class Journal:
 
     def repeat(self, entries: Sequence[Entry], seeds: Iterable[int]) -> None:
         """Notes again what a recorded pass has run; ``seeds`` are those of this replay."""
-        rest = iter(seeds)
-        for entry in entries:
-            if entry.arguments[:1] == (DRAWN,):
-                self._entries.append(Entry(entry.function, (next(rest), *entry.arguments[1:])))
-            else:
-                self._entries.append(entry)
+        if rest := [*seeds]:
+            entries = [*_with_seeds(entries, iter(rest))]
+        self._entries.extend(entries)
         self.count += len(entries)
 
     def since(self, count: int) -> list[Entry]:
         """The operators after the first ``count``, as far as they are remembered."""
         num = min(self.count - count, len(self._entries))
-        latest = islice(self._entries, len(self._entries) - num, None)
+        latest = [*islice(reversed(self._entries), num)][::-1]
         return [e if isinstance(e, Entry) else Entry(e[0], tuple(e[1])) for e in latest]
 
     def forget_since(self, count: int) -> None:
@@ -157,6 +154,13 @@ class Journal:
         for _ in range(min(self.count - count, len(self._entries))):
             self._entries.pop()
         self.count = count
+
+
+def _with_seeds(entries: Iterable[Entry], seeds: Iterator[int]) -> Iterator[Entry]:
+    """``entries``, in which the next of ``seeds`` takes the place of each that is ``DRAWN``."""
+    for entry in entries:
+        is_drawn = entry.arguments[:1] == (DRAWN,)
+        yield Entry(entry.function, (next(seeds), *entry.arguments[1:])) if is_drawn else entry
 
 
 journal = Journal()

@@ -65,7 +65,7 @@ class Mesh:
     transport: DeviceTransport | None = None
     """What carries boxes on the GPUs themselves, where that can be had."""
     sockets: LocalSockets | None = field(default=None, repr=False)
-    """What carries small messages between CPUs of one node."""
+    """What carries small messages between hosts of one node."""
     _groups: dict[frozenset[str], ProcessGroup] = field(default_factory=dict, repr=False)
     _siblings: dict[tuple[Grid, str], Mesh] = field(default_factory=dict, repr=False)
     """Meshes of the same ranks for parts of a model, by their grids and ``batch_stats``."""

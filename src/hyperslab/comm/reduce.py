@@ -59,7 +59,7 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     if is_traced():
         spec = TensorSpec(x.shape, x.dtype, x.device)
         return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]
-    if x.is_floating_point() and _is_on_device(x, mesh):
+    if x.dtype not in _WIDER and _is_on_device(x, mesh):
         return _sum_on_device_(x, mesh, axes)
     total = x.to(_WIDER.get(x.dtype, x.dtype))
     with contact(f"summing over {'/'.join(axes)}", mesh):
@@ -141,7 +141,7 @@ class _SumBySockets:
 
 def _ranks_by_socket(x: Tensor, mesh: Mesh, axes: Collection[str]) -> tuple[int, ...] | None:
     """The ranks along ``axes``, where sockets carry messages such as ``x`` between all of them."""
-    if mesh.sockets is None or not x.is_floating_point() or x.is_cuda:
+    if mesh.sockets is None or mesh.transport is not None or not x.is_floating_point():
         return None
     ranks = _ranks(mesh, axes)
     near = all(rank == mesh.rank or mesh.sockets.carries(rank, x) for rank in ranks)
@@ -204,7 +204,7 @@ def _sum_on_device_(
     others = [part for i, part in enumerate(parts) if i != place]
     messages, mine = _flat_messages([part.numel() for part in parts], ranks, mesh.rank)
     received = _post(others, messages, mine, x.dtype, mesh, beside=beside)
-    total = torch.stack([*received[:place], parts[place], *received[place:]]).sum(0)
+    total = _total([*received[:place], parts[place], *received[place:]])
     sums = _post([total] * len(others), mine, messages, x.dtype, mesh, beside=beside)
     foreach_copy_(others, sums)
     parts[place].copy_(total)
@@ -222,8 +222,12 @@ def _sum_in_one_step_(x: Tensor, ranks: tuple[int, ...], mesh: Mesh, *, beside: 
         return can
 
     if not run_on_device(add, mesh, _REDUCING, beside=beside):
-        x.copy_(torch.stack(_from_all(x, ranks, mesh, beside=beside)).sum(0))
+        x.copy_(_total(_from_all(x, ranks, mesh, beside=beside)))
     return x
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0, dtype=parts[0].dtype)
 
 
 def _from_all(

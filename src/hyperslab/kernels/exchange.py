@@ -154,10 +154,11 @@ class Sum:
 
         device = endpoint.state.device
         self.tables = torch.tensor(starts).to(device), _lane_table(lanes, device), *endpoint[:2]
+        wide = tl.float64 if dtype == torch.float64 else tl.float32
         constants = {
             "num_slots": endpoint.num_slots,
             "timed": endpoint.is_timed,
-            "wide": tl.float64 if dtype == torch.float64 else tl.float32,
+            "wide": wide if dtype.is_floating_point else tl.int64,
             "block": BLOCK,
         }
         numbers = numel, endpoint.limit, len(lanes), endpoint.slot_nbytes, place

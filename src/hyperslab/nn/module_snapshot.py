@@ -10,8 +10,8 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from operator import is_, methodcaller
+from itertools import chain, compress
+from operator import attrgetter, is_, methodcaller
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -160,6 +160,38 @@ class ParameterSlots:
                 table[name] = parameter
 
 
+class TrainedWeights:
+    """The parameters of ``module`` that want gradients, looked for again only after a change."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parts: list[nn.Module] = []
+        self._known: list[object] = []
+        self._all: list[nn.Parameter] = []
+        self._wants: list[bool] = []
+        self._trained: list[Tensor] = []
+
+    def find(self) -> list[Tensor]:
+        """Those of now: the very same list as long as they are the same."""
+        same = self._parts and all(map(is_, self._holders_and_held(), self._known))
+        if not same:
+            self._parts, self._all = [*self._module.modules()], [*self._module.parameters()]
+            self._known, self._wants = [*self._holders_and_held()], []
+        wants = [*map(_REQUIRES_GRAD, self._all)]
+        if wants != self._wants:
+            self._wants = wants
+            self._trained = [*compress(self._all, wants)]
+        return self._trained
+
+    def _holders_and_held(self) -> Iterator[object]:
+        tables = [*chain.from_iterable(map(_TABLES, self._parts))]
+        return chain(tables, chain.from_iterable(map(dict.values, tables)), (_END,))
+
+
+_TABLES = attrgetter("_parameters", "_modules")
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
 class TrainingModes:
     """Whether each of ``modules`` is in training or in evaluation now."""
 
@@ -189,7 +221,8 @@ class TensorVersions:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = [*tensors]
-        self._versions = [*map(version_of, self.tensors)]
+        self._counted = [tensor for tensor in self.tensors if not tensor.is_inference()]
+        self._versions = [*map(_VERSION, self._counted)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorVersions) or len(self.tensors) != len(other.tensors):
@@ -200,7 +233,10 @@ class TensorVersions:
 
     def have_changed(self) -> bool:
         """Whether one of the tensors was written into since this was made."""
-        return [*map(version_of, self.tensors)] != self._versions
+        return [*map(_VERSION, self._counted)] != self._versions
+
+
+_VERSION = attrgetter("_version")
 
 
 def version_of(tensor: Tensor) -> int:

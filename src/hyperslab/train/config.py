@@ -272,6 +272,11 @@ class TrainConfig:
     an ``nn.Sequential`` together, ``features.0-2``: nothing inside them is kept. ``auto`` picks
     them on GPUs where memory is short."""
 
+    cuda_graphs: bool | str = "auto"
+    """Has passes recorded in CUDA graphs and replayed. ``auto`` does so with models of hyperslab
+    where the host is slower than the GPU; with ``true``, Python code of a model of yours no longer
+    runs once a pass was recorded."""
+
     shard_weights: bool = False
     """Spreads weights and optimizer state over all ranks (FSDP2)."""
 
@@ -288,6 +293,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choice("train.precision", self.precision, PRECISIONS)
         check_choice("train.batch_stats", self.batch_stats, ("global", "spatial"))
+        if self.cuda_graphs not in (True, False, "auto"):
+            raise ConfigError(
+                f"train.cuda_graphs must be true, false or auto, got {self.cuda_graphs!r}"
+            )
         for name in ("epochs", "steps", "accumulate", "evaluate_every", "patience"):
             _at_least(f"train.{name}", getattr(self, name), 1)
         _at_least("train.seed", self.seed, 0)

@@ -141,7 +141,8 @@ class Trainer:
             if self.config.train.accumulate > 1:
                 count = self.task.count(output, batch)
                 loss = loss * count
-            loss.backward()
+            with torch.autograd.set_multithreading_enabled(False):  # a thread of its own is slower
+                loss.backward()
         return loss.detach(), count, batch.num_samples
 
     def _update(self, passes: _Passes) -> None:

@@ -52,12 +52,24 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
         shard_weights=settings.shard_weights,
         batch_stats=settings.batch_stats,
         depth_first=settings.depth_first,
+        cuda_graphs=_graphs(config),
     )
+
+
+def _graphs(config: Config) -> bool | str:
+    """As asked; whether Python code of a user's model may stop running is not for us to say."""
+    asked = config.train.cuda_graphs
+    return False if asked == "auto" and _is_users(config.model.name) else asked
+
+
+def _is_users(name: str) -> bool:
+    """Whether the model of that name is a class or function of the user's."""
+    return ":" in name
 
 
 def _built(config: Config) -> nn.Module:
     name, options = config.model.name, config.model.options
-    if ":" not in name:
+    if not _is_users(name):
         return build(name, options)
     make = find_named(name, "model.name")
     check_options(make, options, f"model {name}")

@@ -43,14 +43,18 @@ def sum_and_tell(
     """Adds what is in the next slot of each lane to ``total``, in the order of ranks, and tells so.
 
     ``place`` is this rank's among them; ``starts`` are the first slots' in ``memory``, in bytes.
-    Waits until the slots are filled. If that fails, all becomes NaN.
+    Waits until the slots are filled. If that fails, all becomes NaN, or the least of integers.
     """
     failed = _await_messages(lanes, state, report, limit, num_lanes, num_slots, timed)
     for tile in range(tl.program_id(0), (numel + block - 1) // block, tl.num_programs(0)):
         numbers = tile * block + tl.arange(0, block)
         inside = numbers < numel
         mine = tl.load(total + numbers, mask=inside).to(wide)
-        found = tl.where(failed == 0, tl.full((block,), 0.0, wide), float("nan"))
+        found = tl.full((block,), 0, wide)
+        if wide == tl.int64:
+            found = tl.where(failed == 0, found, -(1 << 62))
+        else:
+            found = tl.where(failed == 0, found, float("nan"))
         for rank in range(num_lanes + 1):
             if rank == place:
                 found += mine

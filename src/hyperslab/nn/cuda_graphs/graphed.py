@@ -25,6 +25,7 @@ from hyperslab.nn.cuda_graphs.recorded_pass import ActivationMemory, Recorded, n
 from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, check_output, check_state
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_in
+from hyperslab.nn.cuda_graphs.worth import Meter, PassTrial
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
@@ -53,14 +54,19 @@ PASSES_BETWEEN = 50
 """How many passes lie between them: memory may be free again then."""
 
 
-def can_record(mesh: Mesh) -> bool:
+AUTO = "auto"
+"""Passes are recorded where that is worth it; see ``worth``."""
+
+
+def can_record(mesh: Mesh, level: int = logging.WARNING) -> bool:
     """Whether passes on ``mesh`` can be recorded; where a GPU could do it, a line says why not."""
     if mesh.device.type != "cuda":
         return False
     if mesh.backend is None or mesh.transport is not None:
         return True
     if mesh.rank == 0:
-        _log.warning(
+        _log.log(
+            level,
             "passes run without CUDA graphs: ranks exchange by %s, which is not recorded; "
             'hyperslab.init(transport="device") is for ranks of one node',
             mesh.backend,
@@ -80,6 +86,8 @@ class _Entry:
     """How often it may still be tried to record them."""
     pause: int = 0
     """How many passes are to come before the next try."""
+    trial: PassTrial | None = None
+    """As long as it is not known whether it is worth it."""
 
     def may_record(self) -> bool:
         self.pause -= 1
@@ -100,9 +108,14 @@ class Graphed:
         chains: Sequence[DepthFirst],
         recorder: Recorder,
         replica: Replica | None = None,
+        make_meter: Callable[[], Meter] | None = None,
     ) -> None:
-        """``replica`` averages the gradients of the module's weights, where there are any."""
-        self._replica = replica
+        """``replica`` averages the gradients of the module's weights, where there are any.
+
+        With ``make_meter``, passes are recorded only where their costs say that it is worth it.
+        """
+        self._replica, self._make_meter = replica, make_meter
+        self._level = logging.WARNING if make_meter is None else logging.INFO
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains
         self._name = type(module).__name__
         self._recorder, self._memory = recorder, ActivationMemory()
@@ -122,6 +135,8 @@ class Graphed:
         entry = self._find(signature)
         if entry is None:
             return self._first(signature, args, kwargs)
+        if entry.trial is not None and not self._is_decided(entry):
+            return entry.trial.run(self._run, args, kwargs)
         if entry.tries > 0 and not self._is_occupied():
             if entry.recorded is None and entry.may_record():
                 self._record(entry, (args, kwargs))
@@ -151,7 +166,22 @@ class Graphed:
             return out
         entry = _Entry(snapshot)
         self._entries[signature] = [*alike, entry]
-        return self._note_used(entry, out, (args, kwargs))
+        out = self._note_used(entry, out, (args, kwargs))
+        if self._make_meter is None or not entry.tries:
+            return out
+        entry.trial = PassTrial(self._make_meter())
+        return entry.trial.watched(out)
+
+    def _is_decided(self, entry: _Entry) -> bool:
+        """Whether it is known by now if passes are to be recorded."""
+        assert entry.trial is not None
+        objection = entry.trial.objection()
+        if objection is None:
+            return False
+        entry.trial = None
+        if objection:
+            self._refuse(entry, CannotReplayError(objection))
+        return True
 
     def _note_used(self, entry: _Entry, out: Any, given: Given) -> Any:
         """``out``, that tells which of its tensors get gradients, if it can be recorded at all."""
@@ -198,7 +228,8 @@ class Graphed:
         if why not in self._told:
             self._told.add(why)
             more = "".join(f", and since then {change}" for change in since)
-            _log.warning("a pass of %s runs without CUDA graphs: %s%s", self._name, why, more)
+            text = "a pass of %s runs without CUDA graphs: %s%s"
+            _log.log(self._level, text, self._name, why, more)
 
     def _check_parts(self, parts: Sequence[nn.Module]) -> None:
         for part in parts:

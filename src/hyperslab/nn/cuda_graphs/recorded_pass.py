@@ -30,10 +30,10 @@ from hyperslab.nn.cuda_graphs.replayable import (
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, tensors_in
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import map_tensors, tensors_of
-from hyperslab.nn.parallel.gradient_averaging import Averaging
+from hyperslab.nn.parallel.gradient_averaging import Averaging, gradient_hook_of
 from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import no_trace, unjournaled
-from hyperslab.torch_private import foreach_mul, tree_leaves
+from hyperslab.torch_private import apply_function, foreach_mul, tree_leaves
 
 
 class Recorded:
@@ -107,6 +107,7 @@ class Recorded:
         }
         self._outputs = [out.detach() for out in outputs]
         self._without_grad = [i for i in range(len(outputs)) if i not in own.grads]
+        self._hooked = [(hook, w) for w in own.trained if (hook := gradient_hook_of(w))]
         self._template = map_tensors(Tensor.detach, own.out)
         own.forget()
 
@@ -120,7 +121,7 @@ class Recorded:
         journal.repeat(self._operators, self._pass.seeds.refill())
         if self._pass.grads:
             sources = self._pass.sources(tensors, self._pass.weights.originals)
-            outputs = _Replay.apply(self, *sources)  # type: ignore[no-untyped-call]
+            outputs = apply_function(_Replay, self, *sources)
         else:
             outputs = self.replay_forward()
         rest = iter(outputs)
@@ -157,9 +158,8 @@ class Recorded:
             found = self._reached(given, found)
         copies = _copies(found)
         if self._averages:
-            trained = own.trained
-            averaging = Averaging.of_this_pass(self._mesh)
-            averaging.note_means(trained, copies[len(copies) - len(trained) :])
+            means = copies[len(copies) - len(self._hooked) :]
+            Averaging.of_this_pass(self._mesh).note_means(self._hooked, means)
         return copies
 
     def _reached(self, given: OutputNumbers, found: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -23,6 +23,7 @@ from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.comm.reduce import PendingSum, SumsBeside
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
+from hyperslab.nn.module_snapshot import TrainedWeights
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
 from hyperslab.torch_private import backward_pass_id, foreach_copy_
@@ -42,12 +43,15 @@ class Replica:
         mesh: Mesh,
         comparisons: Comparisons,
     ) -> None:
-        self._module, self.forward = module, forward
+        self._weights, self.forward = TrainedWeights(module), forward
         self._mesh, self._comparisons = mesh, comparisons
         self._is_synced = True
         self._unsynced: dict[int, tuple[int, Tensor]] = {}
         """Weights that got gradients within ``no_sync``, by their ids, with their numbers."""
+        self._hooked: list[Tensor] = []
+        """All trained weights, as the last forward pass found them."""
         self._trained: list[Tensor] = []
+        """Those that tell this replica of their gradients."""
         self._buckets: dict[int, Bucket] = {}
         """Of the weights that are trained, by their ids."""
         self.nodes: dict[int, Any] = {}
@@ -89,9 +93,10 @@ class Replica:
 
         Not tensors that stand in for them, as in ``torch.func.functional_call``.
         """
-        trained: list[Tensor] = [p for p in self._module.parameters() if p.requires_grad]
-        if len(trained) == len(self._trained) and all(map(_is, trained, self._trained)):
+        trained = self._weights.find()
+        if trained is self._hooked:
             return
+        self._hooked = trained
         for weight in trained:
             if isinstance(weight, nn.Parameter) and gradient_hook_of(weight) is None:
                 GradientHook.set_on(weight, self)
@@ -114,13 +119,15 @@ class Replica:
             return
         averaging.join(self, self._before_end)
         self._unsynced.pop(id(weight), None)
-        if averaging.is_mean(weight):
-            return
         bucket = self._buckets.get(id(weight))
         if bucket is None or has_other_hooks(weight):  # which may change it
             averaging.at_end(weight, number)
         else:
             averaging.now(weight, number, bucket)
+
+    def on_mean(self, weight: Tensor) -> None:
+        """Called when a pass ends that brought ``weight`` nothing but a mean over ranks."""
+        self._unsynced.pop(id(weight), None)
 
     def bucket_of(self, weight: Tensor) -> Bucket | None:
         """That of a weight that is trained, as the last forward pass found it."""
@@ -146,15 +153,13 @@ def prepare_for_graph(replica: int) -> None:
         found.keep_nodes()
 
 
-def _is(a: object, b: object) -> bool:
-    return a is b
-
-
 class GradientHook:
     """What a weight calls when it got a gradient; it does not keep its replica alive."""
 
     def __init__(self, replica: Replica, number: int) -> None:
         self.replica, self.number = weakref.ref(replica), number
+        self.awaited_in: int | None = None
+        """The backward pass that brings a mean over ranks, until the weight got its gradient."""
 
     @classmethod
     def set_on(cls, weight: nn.Parameter, replica: Replica) -> None:
@@ -164,7 +169,19 @@ class GradientHook:
         weight._hyperslab_number = number  # type: ignore[attr-defined]
 
     def __call__(self, weight: Tensor) -> None:
-        if replica := self.replica():
+        if self.awaited_in == backward_pass_id():  # which looks at it when it ends
+            self.awaited_in = None
+        elif replica := self.replica():
+            replica.on_grad(weight, self.number)
+
+    def on_pass_end(self, weight: Tensor, mean: Tensor) -> None:
+        """Called when a pass ends that brought ``weight`` the ``mean``, and maybe more."""
+        grad, replica = weight.grad, self.replica()
+        if self.awaited_in is not None or grad is None or replica is None:
+            return  # as where torch.autograd.grad returns it
+        if grad.data_ptr() == mean.data_ptr() and grad._version == mean._version == 0:
+            replica.on_mean(weight)
+        else:
             replica.on_grad(weight, self.number)
 
 
@@ -257,8 +274,8 @@ class Averaging:
         """How many of their leaves have no gradient yet."""
         self._full: dict[int, _Message] = {}
         """The messages of whole buckets, by their numbers."""
-        self._means: dict[int, tuple[Tensor, int]] = {}
-        """Gradients that are means already, by the ids of their leaves, and their versions."""
+        self._means: dict[int, tuple[GradientHook, Tensor, Tensor]] = {}
+        """Weights by their ids, with their hooks and the means over ranks that they are to get."""
         self._who: dict[object, Callable[[Averaging], None]] = {}
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -284,18 +301,18 @@ class Averaging:
                 del self._waiting[id(each)]
             self._full[bucket.number] = _Message(bucket.leaves, self._mesh)
 
-    def note_means(self, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-        """Says that the pass brings ``leaves`` these gradients, which are means over ranks."""
-        for leaf, grad in zip(leaves, grads, strict=True):
-            if grad is not None:
-                self._means[id(leaf)] = grad.detach(), grad._version
+    def note_means(
+        self, weights: Sequence[tuple[GradientHook, Tensor]], grads: Sequence[Tensor | None]
+    ) -> None:
+        """Says that the pass brings ``weights`` these new gradients, which are means over ranks.
 
-    def is_mean(self, leaf: Tensor) -> bool:
-        """Whether ``leaf.grad`` is such a mean itself, to which nothing was added."""
-        grad, version = self._means.get(id(leaf), (None, 0))
-        if grad is None or leaf.grad is None or leaf.grad.data_ptr() != grad.data_ptr():
-            return False
-        return grad._version == version
+        Whether something else was added to them is looked at in one go when the pass ends.
+        """
+        number = backward_pass_id()
+        for (hook, weight), grad in zip(weights, grads, strict=True):
+            if grad is not None:
+                hook.awaited_in = number
+                self._means[id(weight)] = hook, weight, grad.detach()
 
     def join(self, who: object, before_end: Callable[[Averaging], None]) -> None:
         """Has ``before_end`` called, once, before the rest is sent."""
@@ -305,6 +322,9 @@ class Averaging:
         return who in self._who
 
     def _finish(self) -> None:
+        for hook, weight, mean in self._means.values():
+            hook.on_pass_end(weight, mean)
+        self._means.clear()
         for before_end in self._who.values():
             before_end(self)
         alike: dict[object, list[Tensor]] = {}
@@ -312,7 +332,6 @@ class Averaging:
             if leaf.grad is not None:
                 axes = axes_beside_cuts(leaf, mesh_of(leaf, self._mesh))
                 alike.setdefault((leaf.grad.dtype, leaf.grad.device, axes), []).append(leaf)
-        self._means.clear()
         full = [message for _, message in sorted(self._full.items())]
         for message in full + [_Message(leaves, self._mesh) for leaves in alike.values()]:
             message.receive()

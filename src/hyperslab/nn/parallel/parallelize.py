@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -24,8 +25,9 @@ from hyperslab.comm.collectives import broadcast_
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh, check_mesh, one_thread
 from hyperslab.errors import ConfigError
-from hyperslab.nn.cuda_graphs.graphed import Graphed, can_record
+from hyperslab.nn.cuda_graphs.graphed import AUTO as GRAPHS_AUTO, Graphed, can_record
 from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
+from hyperslab.nn.cuda_graphs.worth import CudaMeter
 from hyperslab.nn.depth_first import memory_watch
 from hyperslab.nn.depth_first.chains import (
     AUTO,
@@ -65,7 +67,7 @@ def parallelize(
     shard_weights: bool = False,
     batch_stats: str = "global",
     depth_first: DepthFirstNames = AUTO,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | str = False,
     plan: Plan | None = None,
 ) -> Module:
     """``module`` itself, ready to run on Slabs: ``forward`` is unchanged, gradients are averaged.
@@ -104,12 +106,20 @@ def parallelize(
     Between a forward pass and its backward pass, a second forward pass runs as ever, and one
     forward pass can have one backward pass. On CPUs it does nothing.
 
+    ``cuda_graphs="auto"`` records where that is worth it: the host takes at least half as long as
+    the GPU for a forward pass, whose activations fit twice into free memory, and no backward pass
+    so far was one of several of its forward pass, or made a gradient of a gradient. Else passes run
+    as ever, and a line in the log (of level INFO) says why. If only later passes do such things,
+    they raise as with ``True``.
+
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
 
     Collective over the mesh.
     """
     _check(module, mesh, batch_stats)
+    if cuda_graphs not in (True, False, GRAPHS_AUTO):
+        raise ConfigError(f"cuda_graphs must be True, False or 'auto', got {cuda_graphs!r}")
     if mesh.batch_stats != batch_stats:
         mesh = replace(mesh, batch_stats=batch_stats)
     cuts = read_plan(plan or {}, module, mesh)
@@ -166,7 +176,7 @@ class _State:
     hooks: BackwardHooks
     memory: MemoryWatch | None
     """What picks modules to compute depth first; None where there are none to pick from."""
-    cuda_graphs: bool
+    cuda_graphs: bool | str
     """Whether passes are to be recorded."""
 
 
@@ -290,7 +300,9 @@ def _can_watch_memory(mesh: Mesh) -> bool:
     return is_known and mesh.grid.size("channel") == 1
 
 
-def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool) -> None:
+def _become_parallel(
+    module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_graphs: bool | str
+) -> None:
     """Gives ``module`` a class of its own that adds ``Parallel`` to it.
 
     What it adds is kept out of the module tree, so that it shows in no ``state_dict``.
@@ -303,8 +315,10 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     if mesh.backend is None:
         run = SingleRank(module, forward, mesh)
     replica = Replica(module, forward, mesh, comparisons) if replicated else None
-    if cuda_graphs and can_record(mesh):
-        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device), replica)
+    is_auto = cuda_graphs == GRAPHS_AUTO
+    if cuda_graphs and can_record(mesh, logging.INFO if is_auto else logging.WARNING):
+        meter = partial(CudaMeter, mesh.device) if is_auto else None
+        run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device), replica, meter)
     if replica is not None:
         replica.forward, run = run, replica
     hooks = BackwardHooks(module, mesh)
