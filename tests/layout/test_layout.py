@@ -18,6 +18,7 @@ from hyperslab.layout import (
     Span,
     Split,
     cut_evenly,
+    cut_in_chunks,
     split_over,
 )
 
@@ -31,7 +32,7 @@ LAYOUT = Layout(
 @st.composite
 def sizes_by_axis(draw: st.DrawFn, grid: Grid) -> dict[str, list[int]]:
     """The sizes of the pieces along some axes, empty ones among them."""
-    axes = draw(st.sets(st.sampled_from([axis for axis in AXES if axis != "channel"])))
+    axes = draw(st.sets(st.sampled_from(AXES)))
     return {
         axis: draw(st.lists(st.integers(0, 4), min_size=num, max_size=num))
         for axis in sorted(axes)
@@ -54,14 +55,19 @@ def test_pieces_cover_the_tensor_once_for_each_set_of_axes_that_do_not_split_it(
 
 
 @given(GRIDS, st.integers(0, 5))
-def test_dims_are_cut_evenly_along_their_axes_and_channels_stay_whole(
+def test_dims_are_cut_evenly_along_their_axes_and_channels_as_torch_chunks_them(
     grid: Grid, num_dims: int
 ) -> None:
     layout = split_over([7] * num_dims, grid)
     for axis, split in zip(DIM_AXES[num_dims], layout.splits, strict=True):
-        num = grid.size(axis or "channel")
-        cut = axis != "channel" and num > 1
-        assert split == (Split(str(axis), cut_evenly(7, num)) if cut else None)
+        num = grid.size(axis) if axis else 1
+        cut = cut_in_chunks if axis == "channel" else cut_evenly
+        assert split == (Split(str(axis), cut(7, num)) if num > 1 else None)
+
+
+def test_ranks_beyond_the_channels_hold_none() -> None:
+    layout = split_over((2, 4, 8), Grid((1, 3, 1, 1, 1)))
+    assert layout.splits[1] == Split("channel", Cuts((0, 2, 4, 4)))
 
 
 @given(GRIDS, st.data())
@@ -76,10 +82,9 @@ def test_given_cuts_are_kept_and_the_other_axes_are_cut_evenly(
         for dim, axis in enumerate(AXES):
             if axis in sizes:
                 assert layout.span(dim, coords).size == sizes[axis][coords[axis]]
-            elif axis != "channel":
-                assert (
-                    layout.span(dim, coords) == cut_evenly(5, grid.size(axis)).spans[coords[axis]]
-                )
+            else:
+                cut = cut_in_chunks if axis == "channel" else cut_evenly
+                assert layout.span(dim, coords) == cut(5, grid.size(axis)).spans[coords[axis]]
 
 
 def test_named_axes_say_which_dim_is_cut_by_which() -> None:
@@ -127,10 +132,10 @@ def test_cuts_that_fall_are_refused() -> None:
         split_over((2, 3, 8, 8, 8), EIGHT, cuts={"depth": [0, 9, 8]})
 
 
-@pytest.mark.parametrize("axis", ["depth", "time", "channel"])
+@pytest.mark.parametrize("axis", ["depth", "time"])
 def test_cuts_along_an_axis_that_cuts_no_dim_are_refused(axis: str) -> None:
     words = rf"cuts are given for \['{axis}'\], but the axes that cut the tensor are "
-    with pytest.raises(LayoutError, match=words + r"\['sample', 'height', 'width'\]"):
+    with pytest.raises(LayoutError, match=words + r"\['sample', 'channel', 'height', 'width'\]"):
         split_over((2, 3, 8, 8), EIGHT, cuts={axis: [0, 4, 8]})
 
 

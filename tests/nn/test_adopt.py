@@ -47,8 +47,8 @@ def check_case(place, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_is_what_one_process_writes(run, place, name):
-    run(place, check_case, name)
+def test_what_is_written_is_what_one_process_writes(run, place_of_whole_channels, name):
+    run(place_of_whole_channels, check_case, name)
 
 
 def check_use_afterwards(place):

@@ -164,7 +164,17 @@ CUTS = {
     ),
     "images have no depth": Cut({"depth": 2}, X4, {}, (), [X4, X4]),
     "vectors have neither": Cut({"depth": 2, "height": 2}, (3, 4), {}, (), [(3, 4)] * 4),
-    "channels stay whole": Cut({"channel": 2}, X5, {}, (), [X5, X5]),
+    "channels": Cut({"channel": 2}, X5, {}, (1,), [(3, 2, 11, 9, 10)] * 2),
+    "as torch chunks channels": Cut(
+        {"channel": 3}, (3, 4, 5), {}, (1,), [(3, 2, 5), (3, 2, 5), (3, 0, 5)]
+    ),
+    "channels and rows": Cut(
+        {"channel": 2, "width": 2},
+        (3, 3, 5),
+        {"cuts": {"channel": [0, 1, 3]}},
+        (1, 2),
+        [(3, 1, 3), (3, 1, 2), (3, 2, 3), (3, 2, 2)],
+    ),
     "a label map": Cut(
         {"depth": 2},
         (3, 11, 9, 10),

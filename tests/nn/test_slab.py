@@ -230,7 +230,7 @@ def check_whole(place):
     assert y.index_fill_(0, torch.tensor([2]), 0.0) is y
 
 
-@pytest.mark.parametrize("axes", [{}, {"depth": 2}, {"channel": 2, "width": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{}, {"depth": 2}, {"height": 2, "width": 2}], ids=str)
 def test_a_whole_tensor_knows_every_function(run, axes):
     run(Place(axes), check_whole)
 

@@ -14,6 +14,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointFunction
 
 from hyperslab.comm.journal import journal
@@ -24,6 +25,7 @@ from hyperslab.nn.op import OPS, USERS, Function
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.single_rank.served import SERVED
 from hyperslab.nn.single_rank.wrapping import as_slab
+from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
     functional_builtins,
     is_traced,
@@ -117,13 +119,12 @@ def _drawing(rule: Function, needs: Function, **options: Any) -> Callable[..., A
         x = args[0] if args else kwargs.get("input")
         if draws is None or not isinstance(x, Tensor) or function in USERS:
             return function(*args, **kwargs)
-        assert draws.mesh is not None
-        slab = meetings.slab_of(x, draws.mesh) if meetings.exist else x
-        if slab is x:
-            if peek_interpreter_stack() is not None or is_traced() or not needs(x, args, kwargs):
-                return function(*args, **kwargs)
-            slab = as_slab(x, draws.mesh)
-        before = journal.count
+        if peek_interpreter_stack() is not None or is_traced():
+            return function(*args, **kwargs)
+        found, before = _own(x, draws.mesh), journal.count  # type: ignore[arg-type]
+        if not needs(found.local if isinstance(found, Slab) else found, args, kwargs):
+            return function(*args, **kwargs)
+        slab = found if isinstance(found, Slab) else as_slab(found, draws.mesh)  # type: ignore[arg-type]
         given = [slab if arg is x else arg for arg in args]
         named = {name: slab if arg is x else arg for name, arg in kwargs.items()}
         try:
@@ -132,9 +133,16 @@ def _drawing(rule: Function, needs: Function, **options: Any) -> Callable[..., A
             return function(*args, **kwargs)
         finally:  # one rank may draw by itself
             journal.forget_since(before)
-        return x if out is slab else out.local
+        return x if out is slab else out if out.layout.split_dims else out.local
 
     return draw
+
+
+def _own(x: Tensor, mesh: Mesh) -> Slab | Tensor:
+    """The Slab of a weight that is cut over ranks; else ``x``."""
+    is_dtensor = isinstance(x, DTensor) and meetings.exist and mesh.num_ranks > 1
+    found: Slab | Tensor = meetings.slab_of(x, mesh) if is_dtensor else x
+    return found
 
 
 def random_state(mesh: Mesh) -> bytes:

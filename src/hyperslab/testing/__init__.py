@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         assert_same_as_serial as assert_same_as_serial,
         averaged as averaged,
         seeded as seeded,
+        whole as whole,
     )
     from hyperslab.testing.reader_contract import ReaderContract as ReaderContract
 
@@ -24,6 +25,7 @@ _LAZY = {
     "assert_same_as_serial": "hyperslab.testing.compare",
     "averaged": "hyperslab.testing.compare",
     "seeded": "hyperslab.testing.compare",
+    "whole": "hyperslab.testing.compare",
     "ReaderContract": "hyperslab.testing.reader_contract",
 }
 """Names whose modules load torch or pytest, and are therefore imported when first used."""

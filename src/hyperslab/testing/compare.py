@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import hyperslab as hs
 
@@ -65,6 +66,11 @@ def averaged(weight: Tensor, mesh: hs.Mesh) -> Tensor:
     if mesh.num_ranks > 1:
         dist.all_reduce(mean, group=mesh.group)
     return mean / mesh.num_ranks
+
+
+def whole(tensor: Any) -> Any:
+    """All of a weight, a gradient or a buffer, however its ranks hold it. Collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _leaves(tensors: Sequence[Tensor], mesh: hs.Mesh, grads: bool = True) -> list[Tensor]:

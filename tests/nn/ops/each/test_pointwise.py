@@ -46,6 +46,7 @@ CASES = {
     ),
     "in place with the mean": (lambda x: (x * 1).mul_(x.mean((2, 3, 4), keepdim=True)), []),
     "learned slopes": (lambda x, w: F.prelu(x, w), [(4,)]),
+    "learned slopes of rows": (lambda x, w: F.prelu(x.transpose(1, 2), w), [(11,)]),
     "one learned slope": (lambda x, w: torch.prelu(x, w), [(1,)]),
     "numpy's numbers": (lambda x: np.float64(2) * x * np.sqrt(2.0) + np.float32(1), []),
     "a mask of another dtype": (lambda x: (x > 0).type_as(x) * x + (x < 0).to(x) * x * x, []),
@@ -392,9 +393,9 @@ REFUSED = {
     "a diagonal": (lambda x: x.fill_diagonal_(1.0), hs.UnsupportedOp, "fill_diagonal_ cannot run"),
     "another storage": (lambda x: x.set_(torch.ones(3)), hs.UnsupportedOp, "set_ cannot run"),
     "a slope for each of other channels": (
-        lambda x: F.prelu(x.transpose(1, 2), torch.ones(11)),
-        hs.UnsupportedOp,
-        "its channels are split",
+        lambda x: F.prelu(x.transpose(1, 2), torch.ones(4, dtype=x.dtype)),
+        hs.LayoutError,
+        r"prelu: \(4,\) is not one number for each channel of an input of shape \(3, 11, 4, 9, 10\)",
     ),
 }
 

@@ -50,6 +50,16 @@ CASES = {
         X5,
         [(4, 4)],
     ),
+    "filters split as the samples": (
+        lambda x: F.linear(x.mean((0, 1, 3)), x.square().mean((0, 1, 3))),
+        X5,
+        [],
+    ),
+    "columns split as the samples": (
+        lambda x: F.linear(x.mean((0, 1, 3)), x.square().mean((0, 1, 3))[:10].t()),
+        X5,
+        [],
+    ),
     "module": (
         lambda x, w, b: functional_call(nn.Linear(4, 5), {"weight": w, "bias": b}, (x,)),
         X2,
@@ -113,11 +123,6 @@ REFUSED = {
         lambda x: F.linear(hs.shard(torch.ones(()), x.mesh), torch.ones(2, 3)),
         hs.LayoutError,
         r"a weight of shape \(2, 3\) does not fit an input of shape \(\)",
-    ),
-    "filters split as the samples": (
-        lambda x: F.linear(x.mean((0, 1, 3)), x.mean((0, 1, 3))),
-        hs.UnsupportedOp,
-        r"linear .* dim 0 of an operand of shape \(11, 10\) would have to be gathered over depth",
     ),
     "too many inputs": (
         lambda x: F.linear(x, torch.ones(2, 11, dtype=torch.float64)),

@@ -57,6 +57,13 @@ CASES = {
     "group of one channel": (lambda x, w: F.group_norm(x, 4, weight=w), X4, ((4,),)),
     "group of all channels": (lambda x: torch.group_norm(x, 1, eps=0.1), X4, ()),
     "group, vectors": (lambda x, w, b: F.group_norm(x, 2, w, b), X2, ((4,), (4,))),
+    "group of all rows": (lambda x: F.group_norm(x.transpose(1, 2), 1), X5, ()),
+    "groups of a row": (lambda x, w: F.group_norm(x.transpose(1, 2), 11, w), X5, ((11,),)),
+    "layer, by weights made of the input": (
+        lambda x: F.layer_norm(x, X5[2:], x.mean((0, 1)), x.square().mean((0, 1))),
+        X5,
+        (),
+    ),
     "layer over volumes": (
         lambda x, w, b: F.layer_norm(x, (11, 9, 10), w, b),
         X5,
@@ -272,15 +279,10 @@ REFUSED = {
         hs.LayoutError,
         r"rms_norm over \(9, 11\) does not fit the shape \(3, 4, 11, 9, 10\)",
     ),
-    "split channels": (
-        lambda x: F.group_norm(x.transpose(1, 2), 1),
-        hs.UnsupportedOp,
-        "torch.nn.functional.group_norm cannot run .* its channels are split",
-    ),
-    "split weights": (
+    "a plain tensor and split weights": (
         lambda x: F.layer_norm(seeded(*X5), X5[2:], x.mean((0, 1))),
         hs.UnsupportedOp,
-        "all but its input must be plain tensors",
+        r"layer_norm cannot run on a plain tensor of shape \(3, 4, 11, 9, 10\) with weights that",
     ),
 }
 

@@ -206,6 +206,7 @@ WRITES = {
     "mask of another split": lambda x: x.__setitem__(x.mean((2, 3, 4)) > 0, torch.tensor(0.5)),
     "whole mask": lambda x: x.__setitem__(seeded(*X5, seed=4) > 0, 0),
 }
+REFUSED_OF_SPLIT_CHANNELS = {"number", "view", "diagonal", "unbind", "tensor", "table"}
 COPIED = {
     "number along depth": lambda x: x[:, :, 4],
     "select": lambda x: x.select(2, 4),
@@ -231,6 +232,8 @@ def check_writes(place):
             write(x)
             return x
 
+        if "channel" in place.axes and name in REFUSED_OF_SPLIT_CHANNELS:
+            continue
         try:
             assert_same_as_serial(written, [seeded(*X5)], mesh=mesh, cuts=cuts)
         except Exception as error:

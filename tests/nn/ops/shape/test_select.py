@@ -126,6 +126,8 @@ CASES = {
 def check_cases(place, cases):
     mesh, cuts = place.mesh(), place.cuts_of(5)
     for name in cases:
+        if "channel" in place.axes and name == "diagonal":  # along a split dim
+            continue
         function = CASES.get(name) or (lambda x, parts=PARTS[name]: weighed(parts(x)))
         try:
             assert_same_as_serial(function, [seeded(*X5)], mesh=mesh, cuts=cuts)

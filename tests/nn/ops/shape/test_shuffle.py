@@ -16,6 +16,9 @@ CASES = {
     "pixels of many dims": (lambda x: torch.pixel_shuffle(x.transpose(1, 2), 2), X5),
     "pixel module": (nn.PixelShuffle(2), X4),
     "pixels of one sample": (lambda x: F.pixel_shuffle(x.sum(0), 2), X4),
+    "pixels of rows": (lambda x: F.pixel_shuffle(x.transpose(1, 2), 3), X4),
+    "rows": (lambda x: F.channel_shuffle(x.transpose(1, 2), 3), X4),
+    "response norm of rows": (lambda x: F.local_response_norm(x.transpose(1, 2), 4), X4),
     "squares": (lambda x: F.pixel_unshuffle(F.pad(x, (1, 1, 0, 3)), 4), X4),
     "squares of many dims": (lambda x: F.pixel_unshuffle(x.transpose(1, 2)[..., :8, :], 2), X5),
     "square module": (lambda x: nn.PixelUnshuffle(3)(F.pad(x, (1, 1))), X4),
@@ -41,26 +44,11 @@ def test_a_shuffle_equals_that_of_one_process(run, place, name):
     run(place, check_case, name)
 
 
-def split(x):
-    """The channels split."""
-    return x.transpose(1, 2)
-
-
 REFUSED = {
-    "split pixels": (
-        lambda x: F.pixel_shuffle(split(x), 3),
-        hs.UnsupportedOp,
-        "channels are split",
-    ),
-    "split channels": (
-        lambda x: F.channel_shuffle(split(x), 3),
-        hs.UnsupportedOp,
-        "channels are split",
-    ),
-    "a norm over split channels": (
-        lambda x: F.local_response_norm(split(x), 3),
-        hs.UnsupportedOp,
-        "channels are split",
+    "channels that make no squares": (
+        lambda x: F.pixel_shuffle(x.transpose(1, 2), 2),
+        hs.LayoutError,
+        "squares of 2 pixels cannot be made of 9 channels",
     ),
     "squares that do not fit": (
         lambda x: F.pixel_unshuffle(x, 2),

@@ -311,6 +311,8 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
 def _each_of_split_classes(call: _LossCall, x: Slab, *, soft: bool) -> Any:
     """The loss in each position, from what ranks that hold some of the classes know of it."""
     target, weight = call.arguments["target"], call.arguments["weight"]
+    if torch.is_autocast_enabled(x.device.type) and x.dtype in SHORT:  # as torch's own losses do
+        x = x.float()
     scores: Any = F.log_softmax(x, 1) if call.function is F.cross_entropy else x  # type: ignore[arg-type]
     smoothing = call.arguments.get("label_smoothing", 0.0)
     weighted = scores if weight is None else scores * weight.view(-1, *[1] * (x.ndim - 2))
@@ -331,8 +333,9 @@ def _entries_of_labels(call: _LossCall, scores: Slab, labels: Slab | Tensor) -> 
     layout, (start, stop) = scores.layout, scores.box.spans[1]
     target = Layout((layout.shape[0], *layout.shape[2:]), (layout.splits[0], *layout.splits[2:]))
     mine: Tensor = localize(labels, target, target.box(scores.mesh.coords))
-    is_known = (mine == call.arguments["ignore_index"]) | ((mine >= 0) & (mine < layout.shape[1]))
-    is_here = is_known & (mine >= start) & (mine < stop)
+    is_ignored = mine == call.arguments["ignore_index"]
+    is_known = is_ignored | ((mine >= 0) & (mine < layout.shape[1]))
+    is_here = ~is_ignored & (mine >= start) & (mine < stop)
     place = torch.where(is_here, mine - start, torch.where(is_known, 0, layout.shape[1]))
     # A rank without classes has one that no label names.
     local = (
