@@ -31,6 +31,8 @@ pytestmark = [
     *([pytest.mark.gpu] if ON_GPU else []),
 ]
 EXTENT = 12
+HELD_NBYTES = 1 << 29
+"""What a recording holds when it runs out of memory."""
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +178,11 @@ def test_a_rank_without_memory_for_a_recording_runs_beside_ranks_that_replay(two
 
 
 def record_greedily(recorder, run):
-    """Asks, in the recording, for more memory than there is."""
+    """Asks, in the recording, for memory, and then for more than there is."""
 
     def greedy():
-        return [*run(), torch.empty(1 << 45, dtype=torch.uint8, device="cuda")]
+        sizes = HELD_NBYTES, 1 << 45
+        return [*run(), *[torch.empty(n, dtype=torch.uint8, device="cuda") for n in sizes]]
 
     return CudaRecorder.record(recorder, greedy)
 
@@ -199,14 +202,13 @@ def check_greed():
     plain = hs.parallelize(make_net(), mesh)
     assert_same(found, train(plain, mesh))
     del model, graphed, plain
-    assert held(mesh) <= before + (4 << 20), (before, held(mesh))
+    assert held(mesh) < before + HELD_NBYTES // 2  # cuBLAS keeps some for every stream
 
 
 def held(mesh):
     """Bytes of the GPU that this process keeps."""
     gc.collect()
     torch.cuda.synchronize(mesh.device)
-    torch._C._cuda_clearCublasWorkspaces()  # one for every stream that was ever used
     torch.cuda.empty_cache()
     return torch.cuda.memory_reserved(mesh.device)
 
