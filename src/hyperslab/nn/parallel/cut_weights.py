@@ -76,9 +76,11 @@ _CUTS: Mapping[type[nn.Module], Callable[[Any, str | None], Dims]] = {
 
 
 def cut_weights(module: nn.Module, mesh: Mesh, split: str | None = None) -> None:
-    """Makes the weights of layers within ``module`` DTensors on the channel axis of ``mesh``.
+    """Makes the weights of ``module`` DTensors on the channel axis of ``mesh``.
 
-    Each rank keeps its part of what it has now. Weights that layers share stay shared.
+    Each rank keeps its part of what it has now, or all where the layer is not known. Weights that
+    layers share stay shared. All are DTensors because ``clip_grad_norm_`` and optimizers that
+    compute many weights at once want them of one kind.
     """
     done: dict[int, Tensor] = {}
     for layer in module.modules():
@@ -89,6 +91,12 @@ def cut_weights(module: nn.Module, mesh: Mesh, split: str | None = None) -> None
             if id(whole) not in done:
                 done[id(whole)] = _cut(whole, dim, mesh)
             table[name] = done[id(whole)]
+    for layer in module.modules():
+        for name, whole in layer._parameters.items():
+            if whole is not None and not isinstance(whole, DTensor):
+                if id(whole) not in done:
+                    done[id(whole)] = _cut(whole, None, mesh)
+                layer._parameters[name] = done[id(whole)]  # type: ignore[assignment]
 
 
 def _weights_to_cut(
@@ -104,10 +112,11 @@ def _weights_to_cut(
 
 
 @torch.no_grad()
-def _cut(whole: Tensor, dim: int, mesh: Mesh) -> Tensor:
-    """Numbers that are one for all channels stay on every rank."""
+def _cut(whole: Tensor, dim: int | None, mesh: Mesh) -> Tensor:
+    """Numbers that are one for all channels stay on every rank, as do those without ``dim``."""
     over = mesh.device_mesh("channel")
-    placement: Placement = Replicate() if whole.numel() == 1 else Shard(dim)
+    is_whole = dim is None or whole.numel() == 1
+    placement: Placement = Replicate() if is_whole else Shard(dim)
     piece = whole.detach()
     if placement.is_shard():
         layout = _layout(tuple(whole.shape), (placement,), ("channel",), (over.size(),))
@@ -124,6 +133,32 @@ def _cut(whole: Tensor, dim: int, mesh: Mesh) -> Tensor:
 def is_cut(weight: object) -> bool:
     """Whether ``weight`` is one that ``cut_weights`` made, or was computed of such."""
     return isinstance(weight, DTensor) and mesh_of_device_mesh(weight.device_mesh) is not None
+
+
+class PlainWhole:
+    """A ``forward`` that finds plain tensors in the place of weights that are whole on every rank.
+
+    Such weights may meet plain tensors, which do not mix with DTensors.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh) -> None:
+        self._module, self._forward, self._mesh = module, forward, mesh
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = [
+            (part._parameters, name, weight)
+            for part in self._module.modules()
+            for name, weight in part._parameters.items()
+            if is_cut(weight) and all(p.is_replicate() for p in weight.placements)  # type: ignore[union-attr]
+        ]
+        plain = {id(weight): _local(weight, self._mesh) for _, _, weight in found}  # type: ignore[arg-type]
+        for table, name, weight in found:
+            table[name] = plain[id(weight)]  # type: ignore[assignment]
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            for table, name, weight in found:
+                table[name] = weight
 
 
 @lru_cache(maxsize=4096)
@@ -163,9 +198,13 @@ def slab_of_weight(value: Any, mesh: Mesh) -> Any:
         weight = weight.redistribute(placements=[Replicate()] * len(axes))
     sizes = tuple(weight.device_mesh.size(i) for i in range(len(axes)))
     layout = _layout(tuple(weight.shape), weight.placements, axes, sizes)
-    local = mean_of(weight, mesh) if _wants_gradient(weight) else weight.to_local()
+    local = _local(weight, mesh)
     return Slab(local, layout, mesh) if layout.split_dims else local
 
 
-def _wants_gradient(weight: DTensor) -> bool:
-    return weight.requires_grad and torch.is_grad_enabled()
+def _local(weight: DTensor, mesh: Mesh) -> Tensor:
+    """This rank's part, whose gradient becomes that of one process."""
+    if weight.requires_grad and torch.is_grad_enabled():
+        return mean_of(weight, mesh)
+    local: Tensor = weight.to_local()
+    return local

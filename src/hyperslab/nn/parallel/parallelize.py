@@ -44,7 +44,7 @@ from hyperslab.nn.parallel.checks import (
     check_layers,
     check_tensors,
 )
-from hyperslab.nn.parallel.cut_weights import cut_weights
+from hyperslab.nn.parallel.cut_weights import PlainWhole, cut_weights, is_cut
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.plain_random import PlainDraws
@@ -216,6 +216,7 @@ class Parallel:
         state = self._hyperslab
         with _plain(self) as plain:
             twin = copy.deepcopy(plain, memo)
+        twin.zero_grad()  # those of DTensors are copied, those of plain weights are not
         replicated = isinstance(state.run, Replica)
         _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=state.cuda_graphs)
         return twin  # type: ignore[return-value]
@@ -280,9 +281,11 @@ def _become_parallel(module: nn.Module, mesh: Mesh, *, replicated: bool, cuda_gr
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
     comparisons = Comparisons(mesh)
     run: Callable[..., Any] = forward
+    if any(is_cut(weight) for weight in module.parameters()):
+        run = PlainWhole(module, forward, mesh)
     if mesh.backend is None:
         run = SingleRank(module, forward, mesh)
-    replica = Replica(module, forward, mesh, comparisons) if replicated else None
+    replica = Replica(module, run, mesh, comparisons) if replicated else None
     if cuda_graphs and can_record(mesh):
         run = Graphed(module, run, mesh, chains, CudaRecorder(mesh.device), replica)
     if replica is not None:
