@@ -113,6 +113,7 @@ class Replica:
         """Called when ``weight`` got a gradient, or a function said that it gets none."""
         if weight.grad is None:
             return
+        _cut_gradient_as_weight(weight)
         averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
@@ -208,6 +209,18 @@ def axes_beside_cuts(x: Tensor, mesh: Mesh) -> tuple[str, ...]:
     names, placements = x.device_mesh.mesh_dim_names or (), x.placements
     cut = [name for name, p in zip(names, placements, strict=True) if not p.is_replicate()]
     return mesh.axes_beside(cut)
+
+
+def _cut_gradient_as_weight(weight: Tensor) -> None:
+    """What torch computes of DTensors may cut the gradient otherwise, or leave it to be added up.
+
+    Collective over the ranks that share the weight, if it does.
+    """
+    grad = weight.grad
+    if not isinstance(weight, DTensor) or not isinstance(grad, DTensor):
+        return
+    if grad.placements != weight.placements:
+        weight.grad = grad.redistribute(placements=weight.placements)
 
 
 def _own(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from hyperslab.nn.ops.reduce.along import Along, run_along
 from hyperslab.nn.ops.reduce.extremes import extreme_of
 from hyperslab.nn.ops.reduce.reductions import widened
 from hyperslab.nn.ops.windows.spatial import autocast
+from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import is_traced
 
@@ -39,6 +40,8 @@ def linear(
         )
     if isinstance(weight, Slab) and weight.ndim == 2 and weight.layout.split_dims:
         return _by_blocks(input, weight, bias)
+    if isinstance(bias, Slab) and not isinstance(weight, Slab):
+        bias = whole_along(bias, bias.layout.split_dims).local
     if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
         fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
         if fits and not input.layout.splits[-1]:  # no rank needs anything of the others
