@@ -9,11 +9,18 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
-from fuzzing.random_net import RandomNet, random_place
+from fuzzing.random_net import (
+    RandomNet,
+    random_channel_axes,
+    random_place,
+    random_plan,
+)
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import hyperslab as hs
 from hyperslab.testing import RankError, Team, seeded
+from hyperslab.testing.strategies import Place
 
 TOLERANCE = 1e-8
 ATTEMPT_STEP = 10_000_019
@@ -81,17 +88,26 @@ def _is_stable(net: RandomNet) -> bool:
     return all(torch.allclose(a, b, rtol=TOLERANCE / 10, atol=TOLERANCE / 10) for a, b in pairs)
 
 
-def check_network(seed: int, device: str, compiled: bool = False) -> str:
-    """Raises unless the network gives the numbers of one process; the words if it is refused."""
+def check_network(
+    seed: int, device: str, compiled: bool = False, cuts_channels: bool = False
+) -> str:
+    """Raises unless the network gives the numbers of one process; the words if it is refused.
+
+    Where it ``cuts_channels``, on a mesh that does, with another cut for some of its parts.
+    """
     net = draw_network(seed)
-    place = random_place(seed, net.sample.shape)
+    place, plan = random_place(seed, net.sample.shape), None
+    if cuts_channels:
+        num, ndim = place.num_ranks, net.sample.ndim
+        place = Place(random_channel_axes(seed, num, ndim))
+        plan = random_plan(seed, net, num, ndim)
     mesh = place.mesh(device)
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))
     loss = loss_of(plain(x))
     loss.backward()
     if any(p.requires_grad for p in ours.parameters()):
-        ours = hs.parallelize(ours, mesh)
+        ours = hs.parallelize(ours, mesh, plan=plan)
     model: Any = ours
     if compiled:
         torch.compiler.reset()
@@ -100,19 +116,32 @@ def check_network(seed: int, device: str, compiled: bool = False) -> str:
         our_loss = loss_of(model(hs.shard(given, mesh, cuts=place.cuts)))
     except hs.UnsupportedOp as refusal:
         return str(refusal)
+    except hs.LayoutError as error:  # of a plan with more ranks than indices
+        if plan and "cannot split" in str(error):
+            return str(error)
+        raise
     our_loss.backward()
     close(our_loss, loss, "loss", seed, net)
     close(given.grad, x.grad, "gradient of the input", seed, net)
     for (name, mine), theirs in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        close(mine.grad, theirs.grad, f"gradient of {name}", seed, net)
+        close(_whole(mine.grad), theirs.grad, f"gradient of {name}", seed, net)
     for (name, buffer), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
-        close(buffer, other, name, seed, net)
+        close(_whole(buffer), other, name, seed, net)
     return ""
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def check_compiled(seed: int, device: str) -> str:
     """``check_network`` as one graph without breaks."""
     return check_network(seed, device, compiled=True)
+
+
+def check_channels(seed: int, device: str) -> str:
+    """``check_network`` on a mesh that cuts channels, with a plan."""
+    return check_network(seed, device, cuts_channels=True)
 
 
 def loss_of(outputs: tuple[Any, ...]) -> Any:

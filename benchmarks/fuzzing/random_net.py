@@ -389,3 +389,30 @@ def random_place(seed: int, shape: Sequence[int]) -> Place:
             inner = sorted(rng.randint(0, known[axis]) for _ in range(num - 1))
             cuts[axis] = [0, *inner, known[axis]]
     return Place(axes, cuts)
+
+
+def random_channel_axes(seed: int, num_ranks: int, ndim: int) -> dict[str, int]:
+    """The axes of a mesh of ``num_ranks`` that cuts channels."""
+    rng = random.Random(f"channels {seed}")
+    if num_ranks != 4 or rng.random() < 0.3:
+        return {"channel": num_ranks}
+    return {"channel": 2, rng.choice(_axes_of_space(ndim)): 2}
+
+
+def _axes_of_space(ndim: int) -> tuple[str, ...]:
+    return ("sample", *("depth", "height", "width")[5 - ndim :])
+
+
+def random_plan(seed: int, module: nn.Module, num_ranks: int, ndim: int) -> dict[str, Any]:
+    """Other cuts of ``num_ranks`` for up to three parts of ``module``."""
+    rng = random.Random(f"plan {seed}")
+    names = [name for name, part in module.named_modules() if name and not [*part.children()]]
+    chosen = rng.sample(names, min(len(names), rng.randint(0, 3)))
+    plan: dict[str, Any] = {}
+    for name in chosen:
+        axes = random_channel_axes(rng.randint(0, 10**6), num_ranks, ndim)
+        if rng.random() < 0.5:
+            axes = {rng.choice(_axes_of_space(ndim)): num_ranks}
+        given = rng.choice([{}, {}, {"split": "filter"}, {"split": "channel"}])
+        plan[name] = {**axes, **given}
+    return plan

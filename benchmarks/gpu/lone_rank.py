@@ -129,6 +129,7 @@ class LoneTrial(Trial):
     ) -> None:
         """``model`` is on the device; it is that of the case."""
         self.case, self.device, self.model = case, device, model
+        self.weights = [*model.parameters()]
         self.mesh = lone_mesh(axes, device)
         leave_to_fsdp(model)  # there is nobody to average gradients with
         layout, target = _split(case.shape, axes), Layout.unsplit(case.target)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fuzzing.networks import Outcome, check_compiled, stress
+from fuzzing.networks import Outcome, check_channels, check_compiled, stress
 from fuzzing.random_net import RandomNet, random_place
 from fuzzing.ways_of_use import check_way
 
@@ -35,6 +35,13 @@ def test_networks_used_in_random_ways_give_the_numbers_of_one_process(count):
     outcomes = list(stress(range(count), check=check_way))
     assert [one for one in outcomes if one.verdict == "wrong"] == []
     assert sum(one.verdict == "right" for one in outcomes) >= 0.8 * count
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(120, marks=pytest.mark.slow)])
+def test_random_networks_whose_channels_and_parts_are_cut_give_the_numbers_of_one_process(count):
+    outcomes = list(stress(range(count), check=check_channels))
+    assert [one for one in outcomes if one.verdict == "wrong"] == []
+    assert sum(one.verdict == "right" for one in outcomes) >= 0.7 * count
 
 
 @pytest.mark.slow

@@ -187,10 +187,11 @@ def split_over(
 
 
 @lru_cache(maxsize=4096)
-def recut_over(source: Layout, grid: Grid) -> Layout:
+def recut_over(source: Layout, grid: Grid, *, thin_ones_stay_whole: bool = False) -> Layout:
     """The layout on another ``grid`` of a tensor that lies under ``source``.
 
-    Axes go on to cut the dims that they cut; others cut those that they usually do.
+    Axes go on to cut the dims that they cut; others cut those that they usually do. Dims with fewer
+    indices than ranks are refused, or stay whole.
     """
     usual = DIM_AXES.get(len(source.shape), (None,) * len(source.shape))
     names: list[str | None] = [split.axis if split else None for split in source.splits]
@@ -204,6 +205,7 @@ def recut_over(source: Layout, grid: Grid) -> Layout:
             splits.append(split)
         else:
             num = 1 if axis is None else grid.size(axis)
+            num = 1 if thin_ones_stay_whole and source.shape[dim] < num else num
             splits.append(_split_dim(source.shape, dim, axis or "", num, None))
     return Layout(source.shape, tuple(splits))
 

@@ -14,11 +14,6 @@ def test_a_lazy_module_is_run_before_it_is_parallelized():
     assert hs.parallelize(module, mesh)(hs.shard(torch.zeros(1, 2, 4, 4), mesh)).shape[1] == 3
 
 
-def test_a_module_without_values_is_refused():
-    with pytest.raises(hs.ConfigError, match=r"^weight is on the meta device.*to_empty"):
-        hs.parallelize(nn.Conv2d(2, 3, 1, device="meta"), hs.init(device="cpu"))
-
-
 @pytest.mark.ranks(2)
 def test_batch_norm_of_another_kind_of_parallel_training_is_refused():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=100)

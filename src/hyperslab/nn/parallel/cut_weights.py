@@ -294,8 +294,9 @@ def on_one_mesh(
             return whole
         if not _is_elsewhere(leaf, lead) or not leaf.mesh.is_sibling(lead.mesh):
             return leaf
-        same = leaf.layout.shape == lead.layout.shape
-        to = lead.layout if same else recut_over(leaf.layout, lead.mesh.grid)
+        if leaf.layout.shape == lead.layout.shape:
+            return move(leaf, lead.mesh, lead.layout)
+        to = recut_over(leaf.layout, lead.mesh.grid, thin_ones_stay_whole=True)
         return move(leaf, lead.mesh, to)
 
     if all(not is_cut(leaf) and not _is_elsewhere(leaf, lead) for leaf in leaves):

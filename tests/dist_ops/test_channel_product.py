@@ -1,0 +1,68 @@
+"""Products by cut weights during which messages travel."""
+
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import distribute_tensor
+
+import hyperslab as hs
+from hyperslab.dist_ops import channel_product, choices
+from hyperslab.testing import seeded, whole
+
+CASES = {
+    "filters": (lambda: nn.Conv2d(6, 8, 3, padding=1), (2, 6, 5, 4)),
+    "filters, without bias": (lambda: nn.Conv3d(3, 9, 3, bias=False), (2, 3, 7, 5, 6)),
+    "channels": (lambda: nn.Conv2d(8, 3, 3, stride=2, padding=1), (2, 8, 6, 5)),
+    "transposed, filters": (lambda: nn.ConvTranspose2d(6, 8, 2, 2), (2, 6, 5, 4)),
+    "transposed, channels": (lambda: nn.ConvTranspose1d(9, 4, 1), (2, 9, 5)),
+    "dense, filters": (lambda: nn.Linear(6, 9), (4, 6)),
+    "dense, channels": (lambda: nn.Linear(9, 6), (4, 9)),
+}
+
+
+@contextmanager
+def hidden_messages():
+    """Small pieces too are computed in parts; the list tells which products were."""
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choices, "MIN_INTERIOR_NUMEL", 1)
+        for name in ("_GatherProduct", "_ScatterProduct"):
+            cls = getattr(channel_product, name)
+            patch.setattr(cls, "apply", partial(_spy, calls, name, cls.apply))
+        yield calls
+
+
+def _spy(calls, name, apply, *args):
+    calls.append(name)
+    return apply(*args)
+
+
+@pytest.mark.ranks
+@pytest.mark.every(2)
+@pytest.mark.parametrize("axes", [{"channel": 2}, {"channel": 3}, {"sample": 2, "channel": 2}])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_one_process(name, axes):
+    make, shape = CASES[name]
+    mesh = hs.init(**axes, device="cpu", timeout_seconds=100)
+    torch.manual_seed(2)
+    serial, x = make().double(), seeded(*shape)
+    ours = hs.parallelize(nn.Sequential(make().double()), mesh)
+    with torch.no_grad():
+        for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
+            mine.copy_(distribute_tensor(theirs.detach(), mine.device_mesh, mine.placements))
+    first, given = (x.clone().requires_grad_() for _ in range(2))
+    expected = serial(first)
+    coefficients = seeded(*expected.shape, seed=3)
+    (expected * coefficients).sum().backward()
+    with hidden_messages() as calls:
+        out = ours(hs.shard(given, mesh))
+        (out * coefficients).sum().backward()
+    close = {"rtol": 1e-10, "atol": 1e-11}
+    torch.testing.assert_close(hs.gather(out), expected, **close)
+    torch.testing.assert_close(given.grad, first.grad, **close)
+    for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine.grad), theirs.grad, **close)
+    assert calls == ["_ScatterProduct" if name.endswith("channels") else "_GatherProduct"]
