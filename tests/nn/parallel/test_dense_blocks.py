@@ -1,6 +1,7 @@
 """Dense layers of which every rank keeps a block train as they do in one process."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ class Tied(nn.Module):
 
 def stack(*widths, bias=True, between=nn.ReLU):
     layers = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b, bias=bias), between()]
     return nn.Sequential(*layers[:-1])
 
