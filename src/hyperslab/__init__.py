@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hyperslab.nn.op import register as register
     from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
+    from hyperslab.nn.parallel.summary import summarize as summarize
     from hyperslab.nn.placement import from_local as from_local, gather as gather, shard as shard
     from hyperslab.nn.slab import Slab as Slab
     from hyperslab.store.loader import Loader as Loader
@@ -43,6 +44,7 @@ _LAZY = {
     "parallelize": "hyperslab.nn",
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
+    "summarize": "hyperslab.nn",
 }
 """Names whose modules load torch or h5py, and are therefore imported when first used."""
 

@@ -139,6 +139,19 @@ def test_samples_without_values_are_described_and_not_drawn(tmp_path, shape):
         draw_slice(data, tmp_path / "x.png")
 
 
+@pytest.mark.parametrize(("extent", "label"), [(0, "u1"), (8, "bool"), (8, "f4")])
+def test_label_maps_of_any_size_and_dtype_are_drawn_or_refused(tmp_path, extent, label):
+    pytest.importorskip("matplotlib")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"] = np.ones((3, extent, 8), "f4"), np.ones((extent, 8), label)
+    data = open_data(tmp_path / "x.h5", sample="x", target="y", axes="CHW")
+    if extent:
+        draw_slice(data, tmp_path / "x.png")
+    else:
+        with pytest.raises(ConfigError, match="no values to draw"):
+            draw_slice(data, tmp_path / "x.png")
+
+
 def test_the_picture_has_channels_and_labels(climate, tmp_path):
     pytest.importorskip("matplotlib")
     draw_slice(climate, tmp_path / "slice.png")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
+from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions, TrainedWeights
 
 CPU = torch.device("cpu")
 
@@ -142,3 +142,42 @@ def test_versions_tell_of_writes_and_of_other_tensors():
     x.add_(1)
     assert before.have_changed()
     assert before != TensorVersions([x])
+
+
+def freeze(net):
+    net[0].weight.requires_grad_(False)
+
+
+def replace_weight(net):
+    net[0].weight = nn.Parameter(torch.ones(2, 2))
+
+
+def replace_table(net):
+    net[0]._parameters = {"weight": nn.Parameter(torch.ones(2, 2)), "bias": None}
+
+
+def add_layer(net):
+    net[1].append(nn.Linear(2, 2))
+
+
+def remove_layer(net):
+    del net[1][0]
+
+
+def tie(net):
+    net[1][0].weight = net[0].weight
+
+
+@pytest.mark.parametrize(
+    "change", [freeze, replace_weight, replace_table, add_layer, remove_layer, tie]
+)
+def test_trained_weights_are_found_again_after_a_change(change):
+    net = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2)]))
+    weights = TrainedWeights(net)
+    before = weights.find()
+    assert weights.find() is before
+    change(net)
+    after = weights.find()
+    assert [*map(id, after)] == [id(p) for p in net.parameters() if p.requires_grad]
+    assert [*map(id, after)] != [*map(id, before)]
+    assert weights.find() is after

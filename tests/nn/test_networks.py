@@ -12,7 +12,7 @@ import hyperslab as hs
 from hyperslab.dist_ops import choices
 from hyperslab.testing import Team, seeded
 
-NUM_STEPS = 3
+NUM_STEPS = 5
 NUM_CLASSES = 3
 
 MESHES = [
@@ -21,7 +21,13 @@ MESHES = [
     {"depth": 2},
     {"depth": 3},
     {"sample": 2, "depth": 2},
+    {"channel": 2},
+    {"channel": 3},
+    {"channel": 4},
+    {"channel": 2, "depth": 2},
+    {"sample": 2, "channel": 2},
     {"depth": 2, "height": 2, "width": 2},
+    {"channel": 2, "height": 2, "width": 2},
 ]
 FLAT_MESHES = [
     {"sample": 1},
@@ -30,7 +36,12 @@ FLAT_MESHES = [
     {"sample": 2, "height": 2},
     {"height": 2, "width": 2},
     {"depth": 2},  # cuts no dim of an image: both ranks hold all of it
+    {"channel": 2},
+    {"channel": 3},
+    {"sample": 2, "channel": 2},
+    {"channel": 2, "height": 2},
     {"sample": 2, "height": 2, "width": 2},
+    {"sample": 2, "channel": 2, "width": 2},
 ]
 OPTIMIZERS = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -278,7 +289,13 @@ def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes)
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize(
-    ("name", "axes"), [("resnet3d", MESHES[3]), ("unet", MESHES[5])], ids=["resnet3d", "unet"]
+    ("name", "axes"),
+    [
+        ("resnet3d", {"depth": 3}),
+        ("unet", {"depth": 2, "height": 2, "width": 2}),
+        ("unet", {"channel": 2, "depth": 2}),
+    ],
+    ids=["resnet3d", "unet", "unet, channels"],
 )
 def test_halos_that_travel_behind_the_interior_train_as_one_process(teams, name, axes):
     assert_same(run(teams, axes, name, "sgd", overlap=True), serial(name, "sgd"))

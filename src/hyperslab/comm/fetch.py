@@ -12,6 +12,7 @@ from torch.autograd import Function
 from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import Posted, plain_memory, post_messages, post_on_device
+from hyperslab.comm.traffic import traffic
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Assembly, Exchange, Message
@@ -144,6 +145,8 @@ def _post_boxes(
     if mesh.transport is None or is_traced() or not (sends or receives):
         pieces = faces.pack(x, boxes) if x.is_cuda else [x[piece.of] for piece in boxes.pieces]
         return post_messages(pieces, sends, receives, x.dtype, mesh, doing)
+    if traffic.is_counted:
+        traffic.add_boxes(sends, x.dtype.itemsize)
     return post_on_device(
         lambda transport, limit: transport.post_boxes(x, boxes, sends, receives, limit), mesh, doing
     )

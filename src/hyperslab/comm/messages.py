@@ -20,6 +20,7 @@ from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.local_sockets import Receive, Send
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.traffic import traffic
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
 from hyperslab.torch_private import is_traced
@@ -151,6 +152,8 @@ def post_messages(
     ``doing`` says what the messages are for, should a peer be lost. A small halo costs about as
     much time here as on its way, so little is done.
     """
+    if traffic.is_counted:
+        traffic.add_boxes(sends, dtype.itemsize)
     if not sends and not receives:
         return Pending([], [], [], mesh, doing)
     if is_traced():

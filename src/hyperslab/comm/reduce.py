@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -18,6 +19,7 @@ from hyperslab.comm.failure_report import contact
 from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import post_on_device, run_on_device
+from hyperslab.comm.traffic import traffic
 from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
 from hyperslab.torch_private import foreach_copy_, is_traced
 
@@ -56,6 +58,8 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     axes = [axis for axis in axes if mesh.grid.size(axis) > 1]
     if not axes:
         return x
+    if traffic.is_counted:
+        traffic.add_sum(x.nbytes, math.prod(map(mesh.grid.size, axes)))
     if is_traced():
         spec = TensorSpec(x.shape, x.dtype, x.device)
         return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.layout import ConvPoolPlan, HaloPlan
+from hyperslab.layout import ConvPoolPlan, Exchange, HaloPlan
 
 MIN_INTERIOR_NUMEL = 1 << 16
 """On CPUs, smaller pieces are better convolved in one call after the exchange."""
@@ -60,6 +60,22 @@ def hides_exchange(plan: HaloPlan, x: Tensor, flops: float, mesh: Mesh, *, copie
     copied = 2 * x.nbytes if copies else 0
     as_one_call = 2 * min(exchange, interior) + copied / COPIED_BYTES_PER_SECOND
     return as_strips < as_one_call
+
+
+def hides_channels(exchange: Exchange, x: Tensor, flops: float, mesh: Mesh) -> bool:
+    """Whether a product by cut weights is faster in parts, during which messages travel.
+
+    Each part needs calls of its own. ``flops`` are those of the whole product.
+    """
+    if not exchange.keeps_all or not exchange.owned or not exchange.receives:
+        return False
+    if not x.is_cuda:
+        return exchange.owned.numel >= MIN_INTERIOR_NUMEL
+    link = link_of(mesh)
+    moved = exchange.wanted.numel - exchange.owned.numel
+    travel = link.seconds + moved * x.itemsize / link.bytes_per_second
+    own = flops / FLOPS_PER_SECOND * exchange.owned.numel / exchange.wanted.numel
+    return len(exchange.receives) * STRIP_SECONDS < 2 * min(travel, own)
 
 
 def joins_pool(plan: ConvPoolPlan, flops: float, mesh: Mesh) -> bool:

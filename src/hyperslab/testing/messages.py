@@ -64,8 +64,25 @@ def load_module(name: str, path: str | None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _add_parents(name, Path(path))
     sys.modules[name] = sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    _loading.append(path)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        _loading.pop()
     return module
+
+
+_loading: list[str] = []
+"""The caller's files that are being loaded, by a process that serves it."""
+
+
+def check_not_loading() -> None:
+    """Raises in a file whose top level would start processes, each of which loads the file."""
+    if _loading:
+        raise RuntimeError(
+            f"{_loading[-1]} makes a team of ranks when it is loaded, and ranks load it: put that "
+            "under if __name__ == '__main__':"
+        )
 
 
 def _found_by_name(name: str, path: str) -> bool:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Collection
 from typing import Any, Self
 
-from hyperslab.testing.messages import BODY, Call, current_filters, refer_to
+from hyperslab.testing.messages import BODY, Call, check_not_loading, current_filters, refer_to
 from hyperslab.testing.rank_processes import RankProcesses
 
 
@@ -30,6 +30,7 @@ class Team:
     def __init__(self, num_ranks: int, timeout_seconds: float = 300.0) -> None:
         if num_ranks < 1:
             raise ValueError(f"a team needs at least 1 rank, got {num_ranks}")
+        check_not_loading()
         self.num_ranks = num_ranks
         self.timeout_seconds = timeout_seconds
         self._processes: RankProcesses | None = None

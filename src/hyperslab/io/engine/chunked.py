@@ -40,7 +40,10 @@ class BlockReader(ABC):
 
     @abstractmethod
     def decode(self, ranges: Sequence[Range], out: Bytes) -> None:
-        """Fills ``out`` with ``ranges`` of the chunk, which ascend and consist of whole blocks."""
+        """Fills ``out`` with ``ranges`` of the chunk, which ascend and consist of whole blocks.
+
+        Called while ``scratch`` is borrowed.
+        """
 
     def read(self, box: BoxCopy) -> None:
         """Copies a box out of the chunk; its offset counts from the chunk's first byte."""

@@ -158,4 +158,4 @@ def _pictures(dataset: Dataset, index: int) -> list[Picture]:
 
 def _looks_like_labels(values: NDArray[Any]) -> bool:
     is_whole = values.dtype.kind in "iub" or bool((values == np.floor(values)).all())
-    return is_whole and bool(values.min() >= 0 and values.max() < MAX_LABELS)
+    return values.size > 0 and is_whole and bool(values.min() >= 0 and values.max() < MAX_LABELS)

@@ -208,7 +208,7 @@ class Graphed:
                 averages=self._is_synced,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it runs without a graph
-            if "out of memory" in str(error):
+            if _is_out_of_memory(error):
                 entry.tries, entry.pause = entry.tries - 1, PASSES_BETWEEN
                 self._tell("the GPU ran out of memory when it was recorded")
             else:
@@ -257,6 +257,15 @@ class Graphed:
     def _is_synced(self) -> bool:
         """Whether gradients of weights are averaged in this pass, and not later."""
         return self._replica is not None and self._replica.is_synced
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what began it: a recording that cannot be ended has an error of its own."""
+    while error is not None:
+        if "out of memory" in str(error):
+            return True
+        error = error.__context__
+    return False
 
 
 def _is_observed() -> bool:

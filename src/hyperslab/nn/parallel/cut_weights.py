@@ -90,10 +90,12 @@ _CUTS: Mapping[type[nn.Module], Callable[[Any, str | None], Dims]] = {
 
 
 def cut_weights(module: nn.Module, cut_of: Callable[[str], ModuleCut]) -> bool:
-    """Makes the weights of layers within ``module`` DTensors; whether there are any.
+    """Makes the weights of ``module`` DTensors where the mesh cuts channels; whether it does.
 
-    ``cut_of`` gives the cut of the layer of a name. Each rank keeps its part of what it has now.
-    Weights that layers share stay shared.
+    ``cut_of`` gives the cut of the layer of a name. Each rank keeps its part of what it has now, or
+    all where the layer is not known. Weights that layers share stay shared. All are DTensors
+    because ``clip_grad_norm_`` and optimizers that compute many weights at once want them of one
+    kind, and on one mesh.
     """
     done: dict[int, Tensor] = {}
     blocks = _Blocks()
@@ -101,8 +103,7 @@ def cut_weights(module: nn.Module, cut_of: Callable[[str], ModuleCut]) -> bool:
     layers = [(layer, cut) for layer, cut in layers if cut.mesh.grid.size("channel") > 1]
     has_blocks = any(cut.split == "blocks" for _, cut in layers)
     for layer, cut in layers:
-        # torch.nn.utils.clip_grad_norm_ wants all DTensors on one mesh.
-        axes = ("channel", *(cut.mesh.axes_beside(["channel"]) if has_blocks else ()))
+        axes = _axes(cut.mesh, has_blocks)
         for table, key, placements in _weights_to_cut(layer, cut, blocks):
             whole = table[key]
             if isinstance(whole, DTensor):
@@ -110,7 +111,18 @@ def cut_weights(module: nn.Module, cut_of: Callable[[str], ModuleCut]) -> bool:
             if id(whole) not in done:
                 done[id(whole)] = _cut(whole, placements, cut.mesh, axes)
             table[key] = done[id(whole)]
+    for layer, cut in layers:
+        for name, weight in layer._parameters.items():
+            if weight is not None and not isinstance(weight, DTensor):
+                if id(weight) not in done:
+                    done[id(weight)] = _cut(weight, {}, cut.mesh, _axes(cut.mesh, has_blocks))
+                layer._parameters[name] = done[id(weight)]
     return bool(done)
+
+
+def _axes(mesh: Mesh, has_blocks: bool) -> tuple[str, ...]:
+    """The axes that DTensors know: channel, and the others too where blocks are cut over them."""
+    return ("channel", *(mesh.axes_beside(["channel"]) if has_blocks else ()))
 
 
 def _weights_to_cut(
@@ -158,7 +170,7 @@ def _other_axis(mesh: Mesh) -> str:
 
 @torch.no_grad()
 def _cut(whole: Tensor, placements: Placements, mesh: Mesh, over_axes: Collection[str]) -> Tensor:
-    """Numbers that are one for all channels stay on every rank."""
+    """Numbers that are one for all channels stay on every rank, as do those without placements."""
     axes = tuple(axis for axis in AXES if axis in over_axes)
     over = mesh.device_mesh(*axes)
     found: list[Placement] = [
@@ -181,6 +193,32 @@ def _cut(whole: Tensor, placements: Placements, mesh: Mesh, over_axes: Collectio
 def is_cut(weight: object) -> bool:
     """Whether ``weight`` is one that ``cut_weights`` made, or was computed of such."""
     return isinstance(weight, DTensor) and mesh_of_device_mesh(weight.device_mesh) is not None
+
+
+class PlainWhole:
+    """A ``forward`` that finds plain tensors in the place of weights that are whole on every rank.
+
+    Such weights may meet plain tensors, which do not mix with DTensors.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh) -> None:
+        self._module, self._forward, self._mesh = module, forward, mesh
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = [
+            (part._parameters, name, weight)
+            for part in self._module.modules()
+            for name, weight in part._parameters.items()
+            if is_cut(weight) and all(p.is_replicate() for p in weight.placements)  # type: ignore[union-attr]
+        ]
+        plain = {id(weight): _local(weight, self._mesh) for _, _, weight in found}  # type: ignore[arg-type]
+        for table, name, weight in found:
+            table[name] = plain[id(weight)]  # type: ignore[assignment]
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            for table, name, weight in found:
+                table[name] = weight
 
 
 @lru_cache(maxsize=4096)
@@ -207,9 +245,16 @@ def slab_of_weight(weight: DTensor, mesh: Mesh) -> Slab | Tensor:
         weight = weight.redistribute(placements=[Replicate()] * len(axes))
     sizes = tuple(weight.device_mesh.size(i) for i in range(len(axes)))
     layout = _layout(tuple(weight.shape), weight.placements, axes, sizes)
-    wants_gradient = weight.requires_grad and torch.is_grad_enabled()
-    local = mean_of(weight, own) if wants_gradient else weight.to_local()
+    local = _local(weight, own)
     return Slab(local, layout, own) if layout.split_dims else local
+
+
+def _local(weight: DTensor, mesh: Mesh) -> Tensor:
+    """This rank's part, whose gradient becomes that of one process."""
+    if weight.requires_grad and torch.is_grad_enabled():
+        return mean_of(weight, mesh)
+    local: Tensor = weight.to_local()
+    return local
 
 
 def _is_on(weight: DTensor, mesh: Mesh) -> bool:

@@ -113,6 +113,7 @@ class Replica:
         """Called when ``weight`` got a gradient, or a function said that it gets none."""
         if weight.grad is None:
             return
+        _cut_gradient_as_weight(weight)
         averaging = Averaging.of_this_pass(self._mesh)
         if not self._is_synced and not averaging.has(self):
             self._unsynced[id(weight)] = (number, weight)
@@ -125,10 +126,6 @@ class Replica:
         else:
             averaging.now(weight, number, bucket)
 
-    def on_mean(self, weight: Tensor) -> None:
-        """Called when a pass ends that brought ``weight`` nothing but a mean over ranks."""
-        self._unsynced.pop(id(weight), None)
-
     def bucket_of(self, weight: Tensor) -> Bucket | None:
         """That of a weight that is trained, as the last forward pass found it."""
         return self._buckets.get(id(weight))
@@ -139,7 +136,8 @@ class Replica:
     def _before_end(self, averaging: Averaging) -> None:
         self._comparisons.wait()
         for number, weight in self._unsynced.values():
-            averaging.at_end(weight, number)
+            if not averaging.is_mean(weight):
+                averaging.at_end(weight, number)
         self._unsynced.clear()
 
 
@@ -172,16 +170,6 @@ class GradientHook:
         if self.awaited_in == backward_pass_id():  # which looks at it when it ends
             self.awaited_in = None
         elif replica := self.replica():
-            replica.on_grad(weight, self.number)
-
-    def on_pass_end(self, weight: Tensor, mean: Tensor) -> None:
-        """Called when a pass ends that brought ``weight`` the ``mean``, and maybe more."""
-        grad, replica = weight.grad, self.replica()
-        if self.awaited_in is not None or grad is None or replica is None:
-            return  # as where torch.autograd.grad returns it
-        if grad.data_ptr() == mean.data_ptr() and grad._version == mean._version == 0:
-            replica.on_mean(weight)
-        else:
             replica.on_grad(weight, self.number)
 
 
@@ -221,6 +209,18 @@ def axes_beside_cuts(x: Tensor, mesh: Mesh) -> tuple[str, ...]:
     names, placements = x.device_mesh.mesh_dim_names or (), x.placements
     cut = [name for name, p in zip(names, placements, strict=True) if not p.is_replicate()]
     return mesh.axes_beside(cut)
+
+
+def _cut_gradient_as_weight(weight: Tensor) -> None:
+    """What torch computes of DTensors may cut the gradient otherwise, or leave it to be added up.
+
+    Collective over the ranks that share the weight, if it does.
+    """
+    grad = weight.grad
+    if not isinstance(weight, DTensor) or not isinstance(grad, DTensor):
+        return
+    if grad.placements != weight.placements:
+        weight.grad = grad.redistribute(placements=weight.placements)
 
 
 def _own(x: Tensor) -> Tensor:
@@ -321,12 +321,27 @@ class Averaging:
     def has(self, who: object) -> bool:
         return who in self._who
 
+    def is_mean(self, leaf: Tensor) -> bool:
+        """Whether the gradient is such a mean and nothing else."""
+        return id(leaf) in self._means
+
+    def _look_at_means(self) -> None:
+        """Has gradients averaged that are more than the mean which the pass brought."""
+        found, self._means = self._means, {}
+        for key, (hook, weight, mean) in found.items():
+            grad = weight.grad
+            if grad is None or hook.awaited_in is not None:  # torch.autograd.grad returns it
+                continue
+            if grad.data_ptr() == mean.data_ptr() and not grad._version:
+                self._means[key] = hook, weight, mean
+            else:
+                hook(weight)
+
     def _finish(self) -> None:
-        for hook, weight, mean in self._means.values():
-            hook.on_pass_end(weight, mean)
-        self._means.clear()
+        self._look_at_means()
         for before_end in self._who.values():
             before_end(self)
+        self._means.clear()
         alike: dict[object, list[Tensor]] = {}
         for _, leaf in sorted(self._waiting.values(), key=lambda entry: entry[0]):
             if leaf.grad is not None:

@@ -127,7 +127,7 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
             f"{mesh.grid.describe()}: its gradient would be one rank's part; detach it, or make "
             "it a parameter of the parallelized module"
         )
-    out: Tensor = x.to_local() if isinstance(x, DTensor) else x.view_as(x)
+    out: Tensor = _LocalPart.apply(x) if isinstance(x, DTensor) else x.view_as(x)  # type: ignore[no-untyped-call]
     node: Any = out.grad_fn
     leaf = _Leaf(x, node.next_functions[0][0]) if x.is_leaf else None
     axes = axes_beside_cuts(x, mesh)
@@ -137,14 +137,47 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
         grad = grads[0]
         if grad is None:
             return None
-        if leaf is not None and leaf.is_left_to_pass_end(grad, mesh):
-            return (grad / num_cuts,) if num_cuts > 1 else None
-        return (_mean(grad, mesh, axes),)
+        part: Tensor = _PartOfCut.apply(grad, num_cuts) if num_cuts > 1 else grad  # type: ignore[no-untyped-call]
+        if leaf is not None and leaf.is_left_to_pass_end(part, mesh):
+            return (part,) if num_cuts > 1 else None
+        return (_mean(part, mesh, axes),)
 
     node.register_prehook(on_grad)
     node.metadata[MEAN] = True
     out._has_mean = True  # type: ignore[attr-defined]
     return out
+
+
+class _PartOfCut(Function):
+    """The gradient of a part of a weight that is cut in ``num``, of the loss of one process.
+
+    On Slabs it is that of the sum of all ranks' losses. So the way back does not scale.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, num: int) -> Tensor:
+        return grad / num
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _LocalPart(Function):
+    """This rank's part of a DTensor; unlike with ``to_local``, gradients have gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: DTensor) -> Tensor:
+        ctx.mesh, ctx.placements = x.device_mesh, x.placements
+        ctx.shape, ctx.stride = x.shape, x.stride()
+        local: Tensor = x.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> DTensor:
+        return DTensor.from_local(
+            grad, ctx.mesh, ctx.placements, run_check=False, shape=ctx.shape, stride=ctx.stride
+        )
 
 
 def leave_part(x: Tensor) -> None:
@@ -153,7 +186,8 @@ def leave_part(x: Tensor) -> None:
 
 
 def _mean(grad: Tensor, mesh: Mesh, axes: Collection[str] = AXES) -> Tensor:
-    part = grad.to(mesh.device) / mesh.num_ranks  # before the sum, as half overflows
+    num = math.prod(mesh.grid.size(axis) for axis in axes)
+    part = grad.to(mesh.device) / num  # before the sum, as half overflows
     return reduce_sum(part, mesh, axes).to(grad.device)
 
 

@@ -47,7 +47,7 @@ from hyperslab.nn.parallel.checks import (
     check_layers,
     check_tensors,
 )
-from hyperslab.nn.parallel.cut_weights import cut_weights
+from hyperslab.nn.parallel.cut_weights import PlainWhole, cut_weights, is_cut
 from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.meta_weights import give_values, meta_parts
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
@@ -239,6 +239,7 @@ class Parallel:
         state = self._hyperslab
         with _plain(self) as plain:
             twin = copy.deepcopy(plain, memo)
+        twin.zero_grad()  # those of DTensors are copied, those of plain weights are not
         replicated = isinstance(state.run, Replica)
         _become_parallel(twin, state.mesh, replicated=replicated, cuda_graphs=state.cuda_graphs)
         return twin  # type: ignore[return-value]
@@ -312,9 +313,11 @@ def _become_parallel(
     cls, forward, patch = type(module), module.forward, module.__dict__.pop("forward", None)
     comparisons = Comparisons(mesh)
     run: Callable[..., Any] = forward
+    if any(is_cut(weight) for weight in module.parameters()):
+        run = PlainWhole(module, forward, mesh)
     if mesh.backend is None:
         run = SingleRank(module, forward, mesh)
-    replica = Replica(module, forward, mesh, comparisons) if replicated else None
+    replica = Replica(module, run, mesh, comparisons) if replicated else None
     is_auto = cuda_graphs == GRAPHS_AUTO
     if cuda_graphs and can_record(mesh, logging.INFO if is_auto else logging.WARNING):
         meter = partial(CudaMeter, mesh.device) if is_auto else None

@@ -75,6 +75,7 @@ def install_plan(cuts: Mapping[str, ModuleCut], module: nn.Module) -> None:
     for name, cut in cuts.items():
         hook = partial(_recut_inputs, mesh=cut.mesh)
         parts[name].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+        parts[name].__dict__["_hyperslab_cut"] = cut
 
 
 def _recut_inputs(

@@ -102,7 +102,7 @@ def _dropped(layer: nn.Dropout, x: Tensor) -> bool:
     return layer.training
 
 
-def _run_dropout(layer: nn.Module, x: Tensor) -> Any:
+def _run_dropout(layer: nn.Dropout, x: Tensor) -> Any:
     return NotImplemented if layer.__dict__["training"] else nn.Dropout.forward(layer, x)
 
 

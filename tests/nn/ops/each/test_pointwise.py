@@ -395,7 +395,7 @@ REFUSED = {
     "a slope for each of other channels": (
         lambda x: F.prelu(x.transpose(1, 2), torch.ones(4, dtype=x.dtype)),
         hs.LayoutError,
-        r"prelu: \(4,\) is not one number for each channel of an input of shape \(3, 11, 4, 9, 10\)",
+        r"prelu: \(4,\) is not one number for each channel of an input of shape \(3, 11, 4,",
     ),
 }
 

@@ -206,7 +206,16 @@ WRITES = {
     "mask of another split": lambda x: x.__setitem__(x.mean((2, 3, 4)) > 0, torch.tensor(0.5)),
     "whole mask": lambda x: x.__setitem__(seeded(*X5, seed=4) > 0, 0),
 }
-REFUSED_OF_SPLIT_CHANNELS = {"number", "view", "diagonal", "unbind", "tensor", "table"}
+REFUSED_OF_SPLIT_CHANNELS = {
+    "number",
+    "view",
+    "unsqueeze",
+    "diagonal",
+    "unbind",
+    "operator",
+    "tensor",
+    "table",
+}
 COPIED = {
     "number along depth": lambda x: x[:, :, 4],
     "select": lambda x: x.select(2, 4),

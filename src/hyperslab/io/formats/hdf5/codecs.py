@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.buffers import Bytes, address_of, scratch
 from hyperslab.io.engine.chunked import BlockReader
@@ -155,9 +153,8 @@ class BitshuffledBlocks(BlockReader):
         # One call for all: a thread that comes back from a short one waits for Python's lock.
         done = self._decode_in_place(ranges[0], out) if len(ranges) == 1 else 0
         if done < out.size:
-            with scratch.borrowed():
-                copied = self._copied([(start + done, size - done) for start, size in ranges])
-                self._undo(copied, out[done:])
+            copied = self._copied([(start + done, size - done) for start, size in ranges])
+            self._undo(copied, out[done:])
 
     def _decode_in_place(self, range_: Range, out: Bytes) -> int:
         """Decodes the blocks that are far enough from the end; gives how many bytes that made."""
@@ -175,8 +172,11 @@ class BitshuffledBlocks(BlockReader):
             self._stored[self._place(start) : self._place(start + size)] for start, size in ranges
         ]
         copied = scratch.take(sum(piece.size for piece in pieces) + self._reach)
-        np.concatenate(pieces, out=copied[: -self._reach])
-        copied[-self._reach :] = 0
+        end = 0
+        for piece in pieces:
+            begin, end = end, end + piece.size
+            copied[begin:end] = piece
+        copied[end:] = 0
         return copied
 
     def _place(self, offset: int) -> int:

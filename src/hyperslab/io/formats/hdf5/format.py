@@ -219,16 +219,23 @@ class ChunkIndex:
         self._rows = rows[order, -3:]
         if (np.diff(self._numbers_of_rows) == 0).any():
             raise FormatError(f"{self._file.path} is damaged: a chunk is there twice")
+        self._is_full = len(rows) == math.prod(self._grid)  # then a chunk's number is its row
 
     def find(self, position: tuple[int, ...]) -> Chunk | None:
-        number = self._number(position)
-        row = int(self._numbers_of_rows.searchsorted(number))
-        if row == len(self._rows) or self._numbers_of_rows[row] != number:
+        row = self._row(self._number(position))
+        if row is None:
             return None
         mask, offset, nbytes = self._rows[row].tolist()
         if self._is_edge_unfiltered and any(map(ge, position, self._full)):
             mask = ALL_SKIPPED
         return Chunk(self._file, offset, nbytes, mask)
+
+    def _row(self, number: int) -> int | None:
+        if self._is_full:
+            return number
+        row = int(self._numbers_of_rows.searchsorted(number))
+        is_there = row < len(self._rows) and self._numbers_of_rows[row] == number
+        return row if is_there else None
 
     def _number(self, position: tuple[int, ...]) -> int:
         number = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -9,18 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperslab.comm.fetch import reduce_scatter
+from hyperslab.comm.fetch import fetch, reduce_scatter
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.dist_ops.channel_product import DenseProduct, gather_product, scatter_product
+from hyperslab.dist_ops.choices import hides_channels
 from hyperslab.errors import LayoutError
-from hyperslab.layout import Layout, plan_blocks
+from hyperslab.layout import BlockPlan, Exchange, Layout, plan_blocks, plan_recut
 from hyperslab.nn.align import localize
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, contract, product_flops
 from hyperslab.nn.ops.reduce.along import Along, run_along
 from hyperslab.nn.ops.reduce.extremes import extreme_of
 from hyperslab.nn.ops.reduce.reductions import widened
-from hyperslab.nn.placement import recut
+from hyperslab.nn.ops.windows.spatial import autocast
+from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import is_traced
 
 
 @define("product", F.linear, flops=product_flops())
@@ -35,6 +40,8 @@ def linear(
         )
     if isinstance(weight, Slab) and weight.ndim == 2 and weight.layout.split_dims:
         return _by_blocks(input, weight, bias)
+    if isinstance(bias, Slab) and not isinstance(weight, Slab):
+        bias = whole_along(bias, bias.layout.split_dims).local
     if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
         fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
         if fits and not input.layout.splits[-1]:  # no rank needs anything of the others
@@ -60,16 +67,41 @@ def _by_blocks(input: Slab | Tensor, weight: Slab, bias: Slab | Tensor | None) -
     or, where other ranks share these, all.
     """
     x = input if isinstance(input, Slab) else _everywhere(input, weight)
+    x, weight, bias = autocast(x, weight, bias)
     plan = plan_blocks(x.mesh.grid, x.mesh.rank, x.layout, weight.layout)
-    made = F.linear(recut(x, plan.input).local, weight.local)
-    if plan.exchange is not None:
-        made = reduce_scatter(made, plan.exchange, x.mesh)
-    elif plan.axis is not None:
-        made = reduce_sum(widened(made), x.mesh, [plan.axis]).to(made.dtype)
+    made = _multiplied(x, weight.local, plan)
     if bias is not None:
         target = Layout((weight.shape[0],), plan.output.splits[-1:])
         made = made + localize(bias, target, target.box(x.mesh.coords)).to(made.dtype)
     return x.with_local(made, plan.output)
+
+
+def _multiplied(x: Slab, block: Tensor, plan: BlockPlan) -> Tensor:
+    """What this rank owns of the product, with messages beside it where that is worth it."""
+    mesh, product = x.mesh, DenseProduct.of(x.ndim)
+    flops = 2 * block.numel() * math.prod(x.local.shape[:-1])
+    gather, scatter = plan_recut(mesh.grid, mesh.rank, x.layout, plan.input), plan.exchange
+
+    def hides(exchange: Exchange, piece: Tensor) -> bool:
+        has_work = not is_traced() and block.numel() > 0 and piece.numel() > 0
+        return has_work and hides_channels(exchange, piece, flops, mesh)
+
+    if plan.axis is None and _comes_in_columns(gather) and hides(gather, x.local):
+        return gather_product(x.local, block, gather, product, mesh)
+    window = fetch(x.local, gather, mesh)
+    if scatter is not None and hides(scatter, window):
+        return scatter_product(window, block, scatter, product, mesh)
+    made = F.linear(window, block)
+    if scatter is not None:
+        return reduce_scatter(made, scatter, mesh)
+    if plan.axis is not None:
+        made = reduce_sum(widened(made), mesh, [plan.axis]).to(made.dtype)
+    return made
+
+
+def _comes_in_columns(exchange: Exchange) -> bool:
+    """Whether a rank has all rows of what it wants, and gets columns alone."""
+    return exchange.owned.spans[:-1] == exchange.wanted.spans[:-1]
 
 
 def _everywhere(x: Tensor, like: Slab) -> Slab:

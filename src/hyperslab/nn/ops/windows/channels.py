@@ -16,8 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.comm.fetch import fetch, reduce_scatter
+from hyperslab.dist_ops.channel_product import ConvProduct, gather_product, scatter_product
+from hyperslab.dist_ops.choices import hides_channels
 from hyperslab.dist_ops.empty_output import empty_output
+from hyperslab.kernels.conv import Convolution
 from hyperslab.layout import (
+    Exchange,
     Groups,
     Layout,
     Span,
@@ -33,6 +37,7 @@ from hyperslab.nn.op import Call
 from hyperslab.nn.ops.windows.spatial import autocast, check_batch, check_weights
 from hyperslab.nn.placement import recut, whole_along
 from hyperslab.nn.slab import Slab
+from hyperslab.torch_private import is_traced
 
 Convolve = Callable[[Call], Slab]
 """What convolves a Slab of whole channels by plain weights."""
@@ -126,6 +131,10 @@ def _keep_filters(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) -> 
     mine, mesh = cut.split.cuts.spans[x.mesh.coords[cut.split.axis]], x.mesh
     bias = _bias_for(bias, cut.split, x)
     exchange = plan_gather_channels(mesh.grid, mesh.rank, x.layout, groups, cut.split)
+    layout = _output(call, x.layout, groups.filters, cut.split, x)
+    if (product := _product(call, x, weight, exchange, groups)) is not None:
+        local = gather_product(x.local, weight, exchange, product, mesh)
+        return x.with_local(_shifted(local, bias), layout)
     held, piece = groups.reads(mine), fetch(x.local, exchange, mesh)
     parts = []
     for run in groups.runs_of_filters(mine):
@@ -134,7 +143,6 @@ def _keep_filters(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) -> 
         kernel = weight.narrow(cut.dim, filters.start, run.filters.size)
         shift = None if bias is None else bias[filters]
         parts.append(_convolve_part(call, convolve, x, channels, kernel, shift, run.num_groups))
-    layout = _output(call, x.layout, groups.filters, cut.split, x)
     if parts:
         return x.with_local(_joined(parts), layout)
     shape = layout.box(mesh.coords).shape
@@ -149,6 +157,10 @@ def _keep_channels(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) ->
     filters = Split(cut.split.axis, cut_in_chunks(groups.filters, num))
     layout = _output(call, x.layout, groups.filters, filters, x)
     exchange = plan_scatter_filters(mesh.grid, mesh.rank, layout, groups, cut.split)
+    bias = _bias_for(bias, filters, x)
+    if (product := _product(call, x, weight, exchange, groups)) is not None:
+        local = scatter_product(x.local, weight, exchange, product, mesh)
+        return x.with_local(_shifted(local, bias), layout)
     parts = []
     for run in groups.runs_of_channels(mine):
         place = run.channels.slice_from(mine.start)
@@ -159,12 +171,41 @@ def _keep_channels(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) ->
         made = _added(parts, groups.writes(mine))
     else:
         made = empty_output(exchange.wanted.shape, x.local, weight)
-    local = reduce_scatter(made, exchange, mesh)
-    if bias is not None:
-        shift = _bias_for(bias, filters, x)
-        assert shift is not None
-        local = local + shift.to(local.dtype).view(-1, *[1] * (x.ndim - 2))
-    return x.with_local(local, layout)
+    return x.with_local(_shifted(reduce_scatter(made, exchange, mesh), bias), layout)
+
+
+def _shifted(local: Tensor, bias: Tensor | None) -> Tensor:
+    return local if bias is None else local + bias.to(local.dtype).view(-1, *[1] * (local.ndim - 2))
+
+
+def _product(
+    call: Call, x: Slab, weight: Tensor, exchange: Exchange, groups: Groups
+) -> ConvProduct | None:
+    """The convolution of pieces, where it is worth it to have messages travel meanwhile.
+
+    None where halos are to be exchanged too: those are hidden by themselves.
+    """
+    options = call.options
+    is_plain = groups.num == 1 and not isinstance(options["padding"], str)
+    if not is_plain or any(x.layout.splits[2:]) or is_traced() or x.is_complex():
+        return None
+    if call.op.implementations or not x.local.numel() or not weight.numel():
+        return None
+    flops = 2 * groups.channels * groups.filters * weight[0, 0].numel() * x.local[:, 0].numel()
+    if not hides_channels(exchange, x.local, flops / x.mesh.grid.size("channel"), x.mesh):
+        return None
+    ends = options.get("output_padding")
+    zeros = (0,) * len(call.windows)
+    return ConvProduct.of(
+        Convolution(
+            options["stride"],
+            options["padding"],
+            options["dilation"],
+            ends is not None,
+            ends or zeros,
+            1,
+        )
+    )
 
 
 def _convolve_part(

@@ -44,7 +44,7 @@ def check_weights(
         )
 
 
-def autocast(x: Slab, weight: Tensor, bias: Tensor | None) -> tuple[Slab, Tensor, Tensor | None]:
+def autocast(x: Slab, weight: Any, bias: Any) -> tuple[Slab, Any, Any]:
     """The operands as autocast casts those of a plain convolution, where it is on.
 
     Cast before the exchange, halos travel in the short dtype too.
@@ -56,7 +56,7 @@ def autocast(x: Slab, weight: Tensor, bias: Tensor | None) -> tuple[Slab, Tensor
     return x.with_local(x.local.to(autocast_dtype(x.local))), weight, bias
 
 
-def autocast_dtype(operand: Tensor) -> torch.dtype:
+def autocast_dtype(operand: Slab | Tensor) -> torch.dtype:
     """The dtype in which a convolution computes with ``operand``."""
     device_type = operand.device.type
     casts = operand.is_floating_point() and operand.dtype != torch.float64

@@ -1,0 +1,259 @@
+"""Weights that are cut along the channel axis, in the ways in which people use weights."""
+
+import copy
+import functools
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+import hyperslab as hs
+from hyperslab.testing import seeded, whole
+from hyperslab.testing.strategies import Place
+
+MESHES = [
+    {"channel": 2},
+    {"channel": 3},
+    {"channel": 2, "height": 2},
+    {"sample": 2, "channel": 2},
+]
+NUM_STEPS = 5
+X, Y = (4, 3, 6, 8), (4, 5)
+
+
+class Net(nn.Module):
+    """Layers whose weights are cut along filters, along channels, by groups, or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.slopes, self.slope = nn.PReLU(8), nn.PReLU()
+        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=4)
+        self.narrow = nn.Conv2d(8, 5, 3, stride=2, padding=1)
+        self.scale = nn.Parameter(torch.ones(5, 1, 1))
+        self.head = nn.Linear(5, 5)
+
+    def body(self, x):
+        x = self.slopes(self.norm(self.wide(x)))
+        return self.narrow(self.slope(self.grouped(x))) * self.scale
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Checkpointed(Net):
+    def forward(self, x):
+        return self.head(checkpoint(self.body, x, use_reentrant=False).mean((2, 3)))
+
+
+class Standardised(Net):
+    def body(self, x):
+        w = self.wide.weight
+        w = (w - w.mean((1, 2, 3), keepdim=True)) / (w.square().mean().sqrt() + 1)
+        v = self.narrow.weight
+        v = (v - v.mean()) / (v - v.mean()).square().mean().sqrt()
+        x = self.slopes(self.norm(F.conv2d(x, w, self.wide.bias, padding=1)))
+        return F.conv2d(self.slope(self.grouped(x)), v, self.narrow.bias, 2, 1) * self.scale
+
+
+class Tied(Net):
+    """A layer that is used twice, and a weight that two layers share."""
+
+    def __init__(self):
+        super().__init__()
+        self.again = nn.Conv2d(3, 8, 3, padding=1)
+        self.again.weight = self.wide.weight
+
+    def body(self, x):
+        x = self.slopes(self.norm(self.wide(x) + self.again(x * x)))
+        x = self.grouped(self.grouped(x))
+        return self.narrow(x) * self.scale
+
+    def forward(self, x):
+        hidden = self.head(self.body(x).mean((2, 3)))
+        return F.linear(torch.tanh(hidden), self.head.weight.t())
+
+
+def normed_weights():
+    net = Net()
+    for layer in (net.wide, net.narrow, net.grouped, net.head):
+        weight_norm(layer)
+    return net
+
+
+def frozen():
+    net = Net()
+    net.wide.weight.requires_grad_(False)
+    net.narrow.bias.requires_grad_(False)
+    net.norm.weight.requires_grad_(False)
+    return net
+
+
+def loss_of(net, batch):
+    x, y = batch
+    return F.mse_loss(net(x), y)
+
+
+def step(net, optimizer, batches):
+    optimizer.zero_grad()
+    loss = loss_of(net, batches[0])
+    loss.backward()
+    optimizer.step()
+    return [loss.detach()]
+
+
+def clipped(net, optimizer, batches):
+    optimizer.zero_grad()
+    loss_of(net, batches[0]).backward()
+    norm = clip_grad_norm_(net.parameters(), 0.05)
+    optimizer.step()
+    return [whole(norm)]
+
+
+def accumulated(net, optimizer, batches):
+    """Two passes without messages and one with them."""
+    optimizer.zero_grad()
+    with net.no_sync() if hasattr(net, "no_sync") else nullcontext():
+        first = loss_of(net, batches[0])
+        first.backward()
+        loss_of(net, batches[1]).backward()
+    loss_of(net, batches[0]).backward()
+    optimizer.step()
+    return [first.detach()]
+
+
+def by_autograd_grad(net, optimizer, batches):
+    trained = [*net.parameters()]
+    loss = loss_of(net, batches[0])
+    for weight, grad in zip(trained, torch.autograd.grad(loss, trained), strict=True):
+        weight.grad = grad
+    optimizer.step()
+    return [loss.detach()]
+
+
+def penalised(net, optimizer, batches):
+    """A loss of outputs and of weights, which no Slab meets."""
+    optimizer.zero_grad()
+    decay = sum(whole(p.square().sum()) for p in net.parameters())
+    loss = loss_of(net, batches[0]) + 0.01 * decay
+    loss.backward()
+    optimizer.step()
+    return [loss.detach()]
+
+
+def hooked(net, optimizer, batches):
+    """Hooks see the gradient of one process, and may change it."""
+    seen = {}
+
+    def note(grad, name):
+        seen[name] = whole(grad)
+        return grad * 2
+
+    handles = [
+        weight.register_hook(functools.partial(note, name=name))
+        for name, weight in net.named_parameters()
+    ]
+    out = step(net, optimizer, batches)
+    for handle in handles:
+        handle.remove()
+    return [*out, *(seen[name] for name, _ in net.named_parameters())]
+
+
+def copied(net, optimizer, batches):
+    """A copy that follows the weights, and is evaluated."""
+    out = step(net, optimizer, batches)
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        for mine, theirs in zip(twin.parameters(), net.parameters(), strict=True):
+            mine.lerp_(theirs, 0.5)
+    loss = loss_of(twin, batches[1])
+    loss.backward()
+    return [*out, loss.detach(), whole(twin.wide.weight.grad)]
+
+
+def evaluated(net, optimizer, batches):
+    out = step(net, optimizer, batches)
+    net.eval()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            out.append(hs.gather(net(batches[1][0])))
+    net.train()
+    return out
+
+
+def twice(net, optimizer, batches):
+    """The gradient of a gradient."""
+    optimizer.zero_grad()
+    x = batches[0][0]
+    out = net(x).square().sum()
+    (grad,) = torch.autograd.grad(out, [net.head.weight], create_graph=True)
+    penalty = grad.square().sum()
+    penalty = whole(penalty)
+    (out + 1e-3 * penalty).backward()
+    optimizer.step()
+    return [penalty.detach()]
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+WAYS = {
+    "adam": (Net, ADAM, step),
+    "sgd": (Net, SGD, step),
+    "adamw, for each": (Net, functools.partial(torch.optim.AdamW, foreach=True), step),
+    "clipped": (Net, SGD, clipped),
+    "accumulated": (Net, ADAM, accumulated),
+    "autograd.grad": (Net, SGD, by_autograd_grad),
+    "penalised": (Net, SGD, penalised),
+    "hooked": (Net, SGD, hooked),
+    "copied": (Net, ADAM, copied),
+    "evaluated": (Net, ADAM, evaluated),
+    "gradients of gradients": (Net, SGD, twice),
+    "checkpointed": (Checkpointed, ADAM, step),
+    "standardised": (Standardised, SGD, step),
+    "standardised, clipped": (Standardised, SGD, clipped),
+    "tied": (Tied, ADAM, step),
+    "tied, accumulated": (Tied, SGD, accumulated),
+    "weight norm": (normed_weights, SGD, step),
+    "frozen": (frozen, ADAM, step),
+}
+
+
+def trained(place, name):
+    """What each step gives, then weights and buffers; on Slabs if there is a place."""
+    make, optimizer_of, way = WAYS[name]
+    torch.manual_seed(5)
+    mesh = None if place is None else place.mesh()
+    torch.manual_seed(5)
+    net = make().double()
+    if mesh is not None:
+        net = hs.parallelize(net, mesh)
+    optimizer = optimizer_of([p for p in net.parameters() if p.requires_grad])
+    out = []
+    for number in range(NUM_STEPS):
+        batches = [(seeded(*X, seed=s), seeded(*Y, seed=s)) for s in (number, 100 + number)]
+        if mesh is not None:
+            batches = [(hs.shard(x, mesh), hs.shard(y, mesh)) for x, y in batches]
+        out += way(net, optimizer, batches)
+    return out, {key: whole(x).clone() for key, x in net.state_dict().items()}
+
+
+@functools.cache
+def serial(name):
+    before = torch.get_rng_state()
+    found = trained(None, name)
+    torch.set_rng_state(before)
+    return found
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("name", WAYS)
+def test_training_gives_the_weights_of_one_process(run, name, axes):
+    for ours in run(Place(axes), trained, name):
+        torch.testing.assert_close(ours, serial(name), rtol=1e-9, atol=1e-9)
