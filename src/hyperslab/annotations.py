@@ -97,7 +97,8 @@ def _words(member: Any) -> str:
         return f"a list of {_WORDS[get_args(member)[0]][1]}"
     if outer is Mapping:
         inner = get_args(member)[1]
-        return "a table" if inner is Any else f"a table of {_WORDS[inner][1]}"
+        words = " or ".join(_WORDS[each][1] for each in members(inner) if each is not Any)
+        return f"a table of {words}" if words else "a table"
     return (
         "a string, a number, true or false, a list or a table" if outer is Any else _WORDS[outer][0]
     )

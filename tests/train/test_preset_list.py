@@ -1,5 +1,6 @@
 import functools
 import json
+import math
 from importlib import resources
 
 import pytest
@@ -8,7 +9,7 @@ from click.testing import CliRunner
 
 from hyperslab.cli.main import main
 from hyperslab.io import PRESETS as SCHEMAS
-from hyperslab.models import build, describe
+from hyperslab.models import DenseAutoencoder, build, describe
 from hyperslab.train.preset_list import PRESETS, hint_for
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
@@ -31,7 +32,10 @@ def test_the_list_tells_the_truth(name):
     assert found.num_parameters == preset.num_parameters
     assert found.forward_flops / 1e9 == pytest.approx(preset.gflop, rel=0.002)
     assert getattr(model, "size", preset.shape[-1]) == preset.shape[-1]
-    assert model.in_channels == preset.shape[0]
+    if isinstance(model, DenseAutoencoder):
+        assert model.inputs == math.prod(preset.shape)
+    else:
+        assert model.in_channels == preset.shape[0]
 
 
 @EACH
@@ -51,6 +55,7 @@ def test_the_command_that_makes_data_up_is_one(name, tmp_path):
         ("cosmoflow-64", ['data.files=["my data/a*.h5"]'], "cosmo --size 64 --count 256 'my data'"),
         ("climate", ["data.files=*.h5"], "climate --count 32 ."),
         ("mesh-2k", [], "mesh --size 2048 --count 32 mesh"),
+        ("autoencoder-wide", [], "images --size 256 --count 1024 images256"),
     ],
 )
 def test_the_next_step_without_data_is_told(source, changes, command):
@@ -73,6 +78,7 @@ def test_climate_weighs_classes_by_how_rare_they_are():
 # Every preset, small, trained for some steps on several meshes: the same losses on all
 
 COSMOFLOW = ("cosmo", ["model.options={size = 16, base_channels = 1}"])
+WIDE = ("images", ['model.options={inputs = 12288, hidden = [6], output = "sigmoid"}'])
 SMALL = {
     "cosmoflow-64": COSMOFLOW,
     "cosmoflow-128": COSMOFLOW,
@@ -90,6 +96,7 @@ SMALL = {
         "images",
         ["model.options={classes = 10, base_channels = 4}", "optimizer.lr=1e-4"],
     ),
+    "autoencoder-wide": WIDE,
 }
 """The kind of files, and settings that make the network small."""
 
@@ -104,18 +111,19 @@ ALIKE = [
     "run.tensorboard=false",
     "run.figures=false",
 ]
+AXES = ("sample", "channel", "depth", "height", "width")
 MESHES = {"space": {"space": 2}, "sample": {"sample": 2}, "both": {"sample": 2, "space": 2}}
 QUICK = {"cosmoflow-64", "hepcnn", "unet3d"}
 
 
-def numbers(preset, files, folder, axes):
+def numbers(preset, files, folder, axes, *more):
     """The losses of two steps, of 4 and of 3 samples, and the scores after them."""
     kind, changes = SMALL[preset]
     space = "depth" if kind in ("cosmo", "volumes") else "height"
     named = {space if axis == "space" else axis: num for axis, num in axes.items()}
-    mesh = [f"mesh.{axis}={named.get(axis, 1)}" for axis in ("sample", "depth", "height", "width")]
+    mesh = [f"mesh.{axis}={named.get(axis, 1)}" for axis in AXES]
     where = [f"data.files={files[kind]}", f"run.folder={folder}"]
-    run(read_config(preset, [*changes, *ALIKE, *mesh, *where]))
+    run(read_config(preset, [*changes, *ALIKE, *mesh, *where, *more]))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     losses = {f"step {line['step']}": line["loss"] for line in lines if line["kind"] == "step"}
     [scores] = (line for line in lines if line["kind"] == "scores")
@@ -154,3 +162,23 @@ def expected(alone, preset):
 def test_every_mesh_gives_the_numbers_of_one_process(axes, preset, files, tmp_path, expected):
     found = numbers(preset, files, tmp_path / "run", axes)
     assert found == pytest.approx(expected, rel=1e-7, nan_ok=True)
+
+
+CUTS = {
+    "channel": ({"channel": 2}, []),
+    "blocks": ({"channel": 2, "sample": 2}, ["plan.*.split=blocks"]),
+    "mixed": (
+        {"channel": 2, "sample": 2},
+        ['plan."encoder.*".split=blocks', "plan.decoder.channel=4"],
+    ),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("preset", ["autoencoder-wide"])
+@pytest.mark.parametrize(("axes", "plan"), CUTS.values(), ids=CUTS)
+def test_matrices_that_ranks_share_give_the_numbers_of_one_process(
+    axes, plan, preset, files, tmp_path, expected
+):
+    found = numbers(preset, files, tmp_path / "run", axes, *plan)
+    assert found == pytest.approx(expected, rel=1e-7)

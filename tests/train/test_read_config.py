@@ -310,6 +310,7 @@ CHOICES = {
     "train.precision": ["fp32", "bf16"],
     "train.batch_stats": ["global", "spatial"],
     "train.accumulate": [1],
+    "train.cuda_graphs": [True, "auto"],
     "train.shard_weights": [False],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
@@ -338,7 +339,11 @@ def some_settings(table):
     ).map(lambda given: tables()[table](**given))
 
 
-CONFIGS = st.fixed_dictionaries({table: some_settings(table) for table in tables()})
+CUTS = st.dictionaries(st.sampled_from(["depth", "split"]), st.integers(1, 4) | st.text())
+CONFIGS = st.fixed_dictionaries(
+    {table: some_settings(table) for table in tables()},
+    optional={"plan": st.dictionaries(st.text(), CUTS, max_size=2)},
+)
 
 
 @hypothesis_settings(max_examples=25, deadline=None)
@@ -370,3 +375,46 @@ def test_a_value_that_is_a_table_takes_the_place_of_that_of_the_preset(tmp_path)
     path = tmp_path / "mine.toml"
     path.write_text('base = "resnet50"\n[data]\nnormalize = {log1p = true}\n')
     assert read_config(str(path), []).data.normalize == {"log1p": True}
+
+
+# The plan, whose names are those of modules
+
+
+@pytest.mark.parametrize(
+    ("change", "plan"),
+    [
+        ("plan.*.split=blocks", {"*": {"split": "blocks"}}),
+        ("plan.encoder.0.channel=2", {"encoder.0": {"channel": 2}}),
+        ('plan."encoder.*".channel=2', {"encoder.*": {"channel": 2}}),
+        ("plan.head={channel = 2, depth = 2}", {"head": {"channel": 2, "depth": 2}}),
+    ],
+)
+def test_a_plan_is_changed_by_names_of_modules(change, plan):
+    assert read_config("autoencoder-wide", [change]).plan == plan
+
+
+def test_a_plan_is_a_table_of_a_file_and_is_written_back():
+    text = 'base = "autoencoder-wide"\n[plan."encoder.*"]\nchannel = 2\nsplit = "filter"\n'
+    Path("mine.toml").write_text(text)
+    config = read_config("mine.toml", ["plan.decoder.channel=2"])
+    assert config.plan == {
+        "encoder.*": {"channel": 2, "split": "filter"},
+        "decoder": {"channel": 2},
+    }
+    Path("written.toml").write_text(config_to_toml(config))
+    assert read_config("written.toml") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("plan = 3", r"plan must be a table of modules and their cuts, such as plan\."),
+        ("[plan]\nhead = 3", "plan.head must be a table of whole numbers or strings, got 3"),
+        ("[plan.encoder.0]\nchannel = 2", r"plan.encoder must be .* \(names with dots need quotes"),
+        ('[plan."a.b"]\nchannel = 0.5', r'plan."a.b" must be a table of whole numbers or strings'),
+    ],
+)
+def test_a_plan_of_something_else_is_told(text, words):
+    Path("mine.toml").write_text(f'base = "autoencoder-wide"\n{text}\n')
+    with pytest.raises(ConfigError, match=words):
+        read_config("mine.toml")

@@ -324,3 +324,55 @@ def test_a_pass_that_could_not_be_read_is_missing_from_its_step_alone(files, tmp
         chosen = [f"data.files={copies}/*.h5", f"train.accumulate={num}"]
         train(tmp_path / name, files, PLAIN, *options, *chosen, "train.epochs=2")
     assert losses(tmp_path / "many") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+
+
+# Dense layers that ranks share
+
+WIDE = [
+    "model.name=autoencoder",
+    'model.options={inputs = 12288, hidden = [5, 3], output = "sigmoid"}',
+    "data.preset=images",
+    "task.kind=reconstruction",
+    "train.clip=0.001",
+]
+BLOCKS = ["mesh.channel=2", "mesh.sample=2", "plan.*.split=blocks"]
+
+
+def train_wide(folder, files, *changes, resume=False):
+    where = [f"data.files={files['images']}", f"run.folder={folder}"]
+    config = read_config("autoencoder-wide", [*where, *SETTINGS[1:], *WIDE, *changes])
+    return run(config, resume=resume)
+
+
+@pytest.fixture(scope="module")
+def straight_wide(files, tmp_path_factory):
+    """Two epochs on one process."""
+    folder = tmp_path_factory.mktemp("straight") / "wide"
+    train_wide(folder, files)
+    return folder
+
+
+def assert_goes_on(folder, straight):
+    assert losses(folder) == pytest.approx(losses(straight), rel=1e-9)
+    assert_close(weights(folder), weights(straight))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("then", [["mesh.channel=4"], ["mesh.sample=4"], [*BLOCKS]])
+def test_blocks_go_on_on_another_mesh(then, files, tmp_path, straight_wide):
+    train_wide(tmp_path / "run", files, *BLOCKS, "train.steps=3")
+    train_wide(tmp_path / "run", files, "train.steps=6", *then, resume=True)
+    train_wide(tmp_path / "run", files, *BLOCKS, resume=True)
+    assert_goes_on(tmp_path / "run", straight_wide)
+
+
+@pytest.mark.ranks(4)
+def test_passes_of_blocks_are_accumulated(files, tmp_path):
+    train_wide(tmp_path / "one", files, *BLOCKS)
+    train_wide(tmp_path / "two", files, *BLOCKS, "train.accumulate=2")
+    assert_goes_on(tmp_path / "two", tmp_path / "one")
+
+
+def test_a_plan_that_names_no_module_is_told_in_one_line(files, tmp_path):
+    with pytest.raises(ConfigError, match=r"^plan: no module is named 'encodr'; there are encoder"):
+        train_wide(tmp_path / "run", files, "plan.encodr.split=blocks")

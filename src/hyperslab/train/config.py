@@ -337,6 +337,9 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    plan: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
+    """Other cuts of the same ranks for some modules, by patterns of their names, as the `plan` of
+    `hyperslab.parallelize`: `"encoder.*" = {channel = 2, sample = 2, split = "blocks"}`."""
 
     def __post_init__(self) -> None:
         if self.data.batch_size % self.train.accumulate:

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from hyperslab.annotations import MisfitError, accepts, expected, fit
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
-from hyperslab.train.write_config import toml_value
+from hyperslab.train.write_config import toml_key, toml_value
 
 # Keys, and what a wrong one was meant to be
 
@@ -44,10 +44,20 @@ ALIASES = {
 """What other programs call our settings."""
 
 
+PLAN = "plan"
+"""The table whose names are not ours: they are patterns of modules."""
+
+
 @cache
 def tables() -> Mapping[str, type]:
-    """The tables of a configuration, and the class of each."""
-    return get_type_hints(Config)
+    """The tables of a configuration whose settings we name, and the class of each."""
+    return {name: each for name, each in get_type_hints(Config).items() if name != PLAN}
+
+
+@cache
+def cut_annotation() -> Any:
+    """Of what the plan says of modules."""
+    return get_args(get_type_hints(Config)[PLAN])[1]
 
 
 @cache
@@ -128,6 +138,13 @@ def checked_tables(content: Mapping[str, Any], origin: str) -> Tables:
 
 
 def check_table(table: str, pairs: object, origin: str) -> None:
+    if table == PLAN:
+        if not isinstance(pairs, Mapping):
+            raise ConfigError(
+                f"{origin}: plan must be a table of modules and their cuts, such as "
+                f'plan."encoder.*" = {{channel = 2}}, got {shown(pairs)}'
+            )
+        return
     if table in tables():
         if not isinstance(pairs, Mapping):
             raise ConfigError(
@@ -150,11 +167,16 @@ def checked_value(table: str, name: str, value: object, origin: str, *typed: str
         with suppress(MisfitError):
             return fit(candidate, annotation)
     wanted = expected(annotation, value)
+    if table == PLAN and isinstance(value, Mapping):
+        wanted += " (names with dots need quotes)"
+    name = toml_key(name)
     raise ConfigError(f"{origin}: {table}.{name} must be {wanted}, got {shown(value)}")
 
 
 def annotation_of(table: str, name: str, value: object, origin: str) -> Any:
     """The annotation of a setting; raises if there is no such setting."""
+    if table == PLAN:
+        return cut_annotation()
     if name in settings(table):
         return settings(table)[name]
     near = nearest_key(table, name)

@@ -13,9 +13,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from hyperslab.nn import clip_grad_norm_
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
 from hyperslab.torch_private import foreach_div_

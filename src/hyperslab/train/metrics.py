@@ -224,9 +224,12 @@ def mean_of(values: Floats) -> float:
 
 
 def as_floats(x: Values) -> Floats:
-    """A small tensor, or Slab that no axis splits."""
-    local: Tensor = x.local if isinstance(x, Slab) else x
-    floats: Floats = local.double().cpu().numpy()
+    """The whole of a small tensor or Slab.
+
+    Collective over the mesh where an axis, such as channel, splits it.
+    """
+    whole: Tensor = gather(x) if isinstance(x, Slab) else x
+    floats: Floats = whole.double().cpu().numpy()
     return floats
 
 

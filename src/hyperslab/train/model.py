@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
-from hyperslab.models import build
+from hyperslab.models import MODELS, build
 from hyperslab.models.build import check_options
 from hyperslab.nn import parallelize
 from hyperslab.train.config import Config
@@ -52,6 +52,7 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
         shard_weights=settings.shard_weights,
         batch_stats=settings.batch_stats,
         depth_first=settings.depth_first,
+        plan=config.plan,
         cuda_graphs=_graphs(config),
     )
 
@@ -67,10 +68,20 @@ def _is_users(name: str) -> bool:
     return ":" in name
 
 
+def _draws_later(config: Config) -> bool:
+    """Whether the model can be made without values, which each rank draws where it holds them.
+
+    Then no rank ever holds a matrix that is cut over ranks. They are the same on any mesh.
+    """
+    is_able = hasattr(MODELS.get(config.model.name), "reset_parameters")
+    return is_able and config.model.weights is None
+
+
 def _built(config: Config) -> nn.Module:
     name, options = config.model.name, config.model.options
     if not _is_users(name):
-        return build(name, options)
+        with torch.device("meta") if _draws_later(config) else nullcontext():
+            return build(name, options)
     make = find_named(name, "model.name")
     check_options(make, options, f"model {name}")
     model = make(**options)

@@ -110,6 +110,15 @@ _PRESETS = (
         schema="images",
         synth="images --size 224 --count 4096",
     ),
+    Preset(
+        name="autoencoder-wide",
+        about="images again, after few numbers: matrices that ranks share",
+        shape=(3, 256, 256),
+        num_parameters=100_860_160,
+        gflop=0.201,
+        schema="images",
+        synth="images --size 256 --count 1024",
+    ),
 )
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
@@ -141,7 +150,10 @@ def _nearest(config: Config) -> Preset | None:
     size = _size(config) or 0
     return min(
         (preset for preset in PRESETS.values() if preset.schema == config.data.preset),
-        key=lambda preset: (preset.name != config.model.name, abs(preset.shape[-1] - size)),
+        key=lambda preset: (
+            not preset.name.startswith(config.model.name),
+            abs(preset.shape[-1] - size),
+        ),
         default=None,
     )
 

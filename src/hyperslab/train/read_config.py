@@ -16,6 +16,7 @@ from hyperslab.annotations import accepts
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
 from hyperslab.train.config_schema import (
+    PLAN,
     Tables,
     annotation_of,
     check_table,
@@ -64,7 +65,8 @@ def _made(found: Tables, source: str) -> Config:
                 f"{source} does not set {table}.{name}, which every run needs: add it to table "
                 f"[{table}], or begin with a preset (base = ..., hyperslab train --list)"
             )
-    return Config(**{table: cls(**found.get(table, {})) for table, cls in tables().items()})
+    made = {table: cls(**found.get(table, {})) for table, cls in tables().items()}
+    return Config(**made, plan=found.get(PLAN, {}))
 
 
 def _layers(source: str, users: tuple[str, ...]) -> Tables:
@@ -169,7 +171,7 @@ class Change:
     def path(self) -> tuple[str, ...]:
         """The parts of the key: table, setting, and perhaps parts of its value."""
         key, equals, value = self.text.partition("=")
-        path = _key_path(key) if equals and value.strip() else ()
+        path = self._split(key.strip()) if equals and value.strip() else ()
         if not path:
             raise ConfigError(
                 f"{self.origin}: a change is a key and a value, such as data.batch_size=8"
@@ -181,6 +183,14 @@ class Change:
             )
         check_table(path[0], {".".join(path[1:]): self.value}, self.origin)
         return path
+
+    def _split(self, key: str) -> tuple[str, ...]:
+        """The parts of a key; names of modules have dots and stars, and quotes where one likes."""
+        table, dot, rest = key.partition(".")
+        if table != PLAN or not dot:
+            return _key_path(key)
+        name, setting = (rest, ()) if isinstance(self.value, Mapping) else rest.rpartition(".")[::2]
+        return (PLAN, name.strip("\"' "), *([setting] if setting else []))
 
     @cached_property
     def raw(self) -> str:

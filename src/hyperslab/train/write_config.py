@@ -26,7 +26,8 @@ def config_to_toml(config: Config) -> str:
 
     Defaults are written too, so that a run can be repeated when they have changed.
     """
-    parts = [_table(table.name, getattr(config, table.name)) for table in fields(config)]
+    tables = [table.name for table in fields(config) if table.name != "plan"]
+    parts = [*(_table(name, getattr(config, name)) for name in tables), _plan(config)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -37,6 +38,12 @@ def _table(table: str, values: object) -> Iterator[str]:
         yield from _comment(about.get(setting.name, ""))
         value = getattr(values, setting.name)
         yield f"{toml_key(setting.name)} = {toml_value(NONE if value is None else value)}"
+
+
+def _plan(config: Config) -> Iterator[str]:
+    yield "[plan]"
+    yield from _comment(_docstrings()[type(config).__name__]["plan"])
+    yield from (f"{toml_key(name)} = {toml_value(cut)}" for name, cut in config.plan.items())
 
 
 def _comment(text: str) -> list[str]:
