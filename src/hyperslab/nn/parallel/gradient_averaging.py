@@ -213,9 +213,9 @@ def _cut_gradient_as_weight(weight: Tensor) -> None:
     Collective over the ranks that share the weight, if it does.
     """
     grad = weight.grad
-    if isinstance(weight, DTensor) and isinstance(grad, DTensor):
-        if grad.placements != weight.placements:
-            weight.grad = grad.redistribute(placements=weight.placements)
+    is_cut = isinstance(weight, DTensor) and isinstance(grad, DTensor)
+    if is_cut and grad.placements != weight.placements:
+        weight.grad = grad.redistribute(placements=weight.placements)
 
 
 def _own(x: Tensor) -> Tensor:

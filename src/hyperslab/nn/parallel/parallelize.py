@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -114,6 +114,7 @@ def parallelize(
     named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
     traits = shard_weights, batch_stats, named, cuda_graphs, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
+    shard_weights = shard_weights and bool(mesh.axes_beside(["channel"]))
     weights = [] if sharded else module.parameters()
     broadcast_([*weights, *module.buffers()], mesh, "copying the weights of rank 0")
     _share_random_state(mesh)
@@ -127,7 +128,7 @@ def parallelize(
     if sharded:
         _guard_views(module)
         leave_to_fsdp(module)
-    elif shard_weights and mesh.num_ranks > 1:
+    elif shard_weights:
         leave_to_fsdp(module)
         _shard_weights(
             module, mesh, {part for chain in chains if chain.children for part in chain.parts}
@@ -345,10 +346,12 @@ def _share_random_state(mesh: Mesh) -> None:
 def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]) -> None:
     """Spreads each layer's weights over all ranks, and what is left of the module's own.
 
+    Weights that are cut along channels are spread over the ranks that hold the same of them.
+
     FSDP wants weights that several layers share in one unit: there it is the whole module. So are
     the ``chained`` layers, which run once a tile and must not gather their weights each time.
     """
-    over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
+    over = _mesh_for_fsdp(mesh)
     layers = [layer for layer in _layers(module) if layer not in chained]
     inside = {m for layer in layers for m in layer.modules()}
     own = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
@@ -360,6 +363,15 @@ def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]
             fully_shard(layer, mesh=over)
     module.register_forward_hook(_without_views)
     fully_shard(module, mesh=over)
+
+
+def _mesh_for_fsdp(mesh: Mesh) -> DeviceMesh:
+    """The ranks over which FSDP2 spreads weights, in one row."""
+    if mesh.grid.size("channel") == 1:
+        return init_device_mesh(mesh.device.type, (mesh.num_ranks,))
+    axes = mesh.axes_beside(["channel"])
+    over = mesh.device_mesh(*axes)  # of the mesh that cuts channels, as FSDP2 wants it
+    return over if len(axes) == 1 else over._flatten("_x_".join(axes))
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
