@@ -3,6 +3,7 @@
 import copy
 import functools
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.layout import Grid
+from hyperslab.nn.cuda_graphs.graphed import can_record
 from hyperslab.testing import seeded, whole
 from hyperslab.testing.strategies import Place
 
@@ -376,3 +379,30 @@ def test_spatial_statistics_are_those_of_meshes_that_cut_no_channels(run):
     due = run(Place({"sample": 2}), statistics)[0]
     for ours in run(Place({"sample": 2, "channel": 2}), statistics):
         torch.testing.assert_close(ours, due, rtol=1e-10, atol=1e-10)
+
+
+def check_refused(place):
+    """In one line, on all ranks, and the module can be used afterwards."""
+    mesh = place.mesh()
+    net = hs.parallelize(Net(), mesh)
+    x = hs.shard(torch.ones(X), mesh)
+    with pytest.raises(Exception, match="weights are cut along channels cannot be compiled: use"):
+        torch.compile(net, backend="eager")(x)
+    chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    chain = hs.parallelize(chain, mesh, depth_first=["0-2"])
+    with pytest.raises(hs.UnsupportedOp, match=r"0-2, a depth-first chain, wants all channels"):
+        chain(x)
+    with pytest.raises(hs.UnsupportedOp, match="batch_norm cannot run on a plain tensor of shape"):
+        F.batch_norm(torch.ones(2, 3, 4, 4), None, None, x.mean((0, 2, 3)), training=True)
+    net(x).sum().backward()
+
+
+def test_what_cut_weights_cannot_do_is_refused(run):
+    run(Place({"channel": 2}), check_refused)
+
+
+def test_passes_by_cut_weights_are_not_recorded(caplog):
+    grid = Grid((1, 2, 1, 1, 1))
+    mesh = SimpleNamespace(device=torch.device("cuda"), grid=grid, rank=0, transport=object())
+    assert not can_record(mesh)
+    assert "passes run without CUDA graphs: weights are cut over channel=2" in caplog.text
