@@ -67,5 +67,5 @@ def test_any_convolution_equals_that_of_one_process(run, data):
 @pytest.mark.parametrize("cut", [None, 0, 1])
 @pytest.mark.parametrize("axes", [{"channel": 2}, {"channel": 3}], ids=str)
 def test_what_ranks_without_channels_take_part_in_may_be_written_into(run, axes, cut):
-    shapes = (2, 1, 5, 6), (2, 1, 3, 3), 2
+    shapes = (2, 1, 5, 6), (2, 1, 3, 3), None
     run(Place(axes), check_conv, "conv2d", *shapes, {"padding": 1}, cut, True)
