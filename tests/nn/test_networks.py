@@ -303,8 +303,17 @@ def test_halos_that_travel_behind_the_interior_train_as_one_process(teams, name,
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["gated", "resnet3d", "unet", "normed"])
-def test_training_sharded_weights_gives_those_of_one_process(teams, name):
-    axes = {"sample": 2, "depth": 2}
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"sample": 2, "depth": 2},
+        {"sample": 2, "channel": 2},
+        {"channel": 2},
+        {"channel": 2, "depth": 2, "height": 2},
+    ],
+    ids=str,
+)
+def test_training_sharded_weights_gives_those_of_one_process(teams, name, axes):
     assert_same(run(teams, axes, name, "adam", shard_weights=True), serial(name, "adam"))
 
 

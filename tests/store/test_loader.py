@@ -18,6 +18,9 @@ MESHES = [
     {"height": 3},
     {"sample": 2, "depth": 2},
     {"depth": 2, "width": 2},
+    {"channel": 2},
+    {"channel": 4},
+    {"channel": 2, "depth": 2},
 ]
 
 
@@ -67,7 +70,11 @@ def test_every_mesh_visits_the_same_samples_in_the_same_order(axes, store, sampl
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("store", ["memory", "none"])
-@pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2, "width": 2}, {"height": 3}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [{"sample": 2}, {"depth": 2, "width": 2}, {"height": 3}, {"channel": 2, "height": 2}],
+    ids=str,
+)
 def test_each_rank_takes_the_pre_image_of_its_box(axes, store, samples):
     mesh = hs.init(**axes, device="cpu")
     loader = hs.Loader(opened(samples), mesh, batch_size=4, store=store, augment="flip")

@@ -113,7 +113,14 @@ def load_into(folder, mesh, model=None, optimizer=None):
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("axes", "shard_weights"),
-    [({"sample": 1}, False), ({"sample": 2}, False), ({"depth": 2}, False), ({"depth": 2}, True)],
+    [
+        ({"sample": 1}, False),
+        ({"sample": 2}, False),
+        ({"depth": 2}, False),
+        ({"depth": 2}, True),
+        ({"channel": 3}, False),
+        ({"sample": 2, "channel": 2}, True),
+    ],
 )
 def test_ten_steps_are_five_and_five_to_the_bit(axes, shard_weights, tmp_path):
     mesh = hs.init(**axes, device="cpu")
@@ -149,10 +156,23 @@ def load_and_go_on(folder, axes, shard_weights, device="cpu"):
 
 ONE, HALVES = ({"sample": 1}, False), ({"depth": 2}, False)
 QUARTERS, SHARDED = ({"sample": 2, "depth": 2}, True), ({"height": 2}, True)
+CHANNELS, SHARDED_CHANNELS = ({"channel": 4}, False), ({"sample": 2, "channel": 2}, True)
 
 
 @pytest.mark.parametrize(
-    ("there", "here"), [(HALVES, ONE), (HALVES, QUARTERS), (QUARTERS, SHARDED), (SHARDED, ONE)]
+    ("there", "here"),
+    [
+        (HALVES, ONE),
+        (HALVES, QUARTERS),
+        (QUARTERS, SHARDED),
+        (SHARDED, ONE),
+        (ONE, CHANNELS),
+        (CHANNELS, ({"channel": 2}, False)),
+        (({"channel": 2}, False), CHANNELS),
+        (({"channel": 3}, False), ONE),
+        (CHANNELS, SHARDED_CHANNELS),
+        (SHARDED_CHANNELS, HALVES),
+    ],
 )
 def test_a_run_goes_on_on_another_mesh(there, here, tmp_path, team_of):
     straight, resumed = (

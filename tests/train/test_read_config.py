@@ -303,7 +303,6 @@ VALUES = {
     "None": st.none(),
 }
 CHOICES = {
-    "train.cuda_graphs": (True, False, "auto"),
     "task.kind": ["regression", "segmentation"],
     "schedule.decay": ["none", "cosine"],
     "schedule.warmup_epochs": [0.0, 0.005],

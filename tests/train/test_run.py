@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_bits(files, tmp_path, s
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2}])
+@pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2}, {"channel": 2}])
 def test_a_run_on_several_ranks_that_goes_on_has_the_same_bits(axes, files, tmp_path):
     check_resumed(tmp_path, files, axes, 3)
 
@@ -114,7 +114,9 @@ def half(files, tmp_path):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2, "height": 2}])
+@pytest.mark.parametrize(
+    "axes", [{"depth": 2}, {"sample": 2, "height": 2}, {"channel": 2}, {"channel": 2, "depth": 2}]
+)
 def test_a_run_goes_on_on_another_mesh(axes, files, half, straight):
     train(half, files, *(f"mesh.{axis}={num}" for axis, num in axes.items()), resume=True)
     assert losses(half) == pytest.approx(losses(straight), rel=1e-9)
@@ -127,6 +129,25 @@ def test_sharded_weights_learn_the_same_and_go_on_replicated(files, tmp_path, st
     train(tmp_path / "run", files, "mesh.sample=2", resume=True)
     assert losses(tmp_path / "run") == pytest.approx(losses(straight), rel=1e-9)
     assert_close(weights(tmp_path / "run"), weights(straight))
+
+
+@pytest.mark.ranks(4)
+def test_cut_weights_that_are_sharded_learn_the_same_and_go_on_whole(files, tmp_path, straight):
+    cut = ["mesh.sample=2", "mesh.channel=2", "train.shard_weights=true"]
+    train(tmp_path / "run", files, *cut, "train.steps=4")
+    train(tmp_path / "run", files, "mesh.depth=4", resume=True)
+    assert losses(tmp_path / "run") == pytest.approx(losses(straight), rel=1e-9)
+    assert_close(weights(tmp_path / "run"), weights(straight))
+
+
+@pytest.mark.ranks(2)
+def test_cut_weights_are_clipped_and_their_passes_accumulated(files, tmp_path):
+    shared = [PLAIN, "mesh.channel=2", "data.batch_size=4", "train.clip=0.05"]
+    train(tmp_path / "one", files, *shared)
+    train(tmp_path / "two", files, *shared, "train.accumulate=2")
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    norms = [line["grad_norm"] for line in log(tmp_path / "two")]
+    assert norms == pytest.approx([line["grad_norm"] for line in log(tmp_path / "one")], rel=1e-9)
 
 
 PLAIN = "model.options={size = 16, base_channels = 1, dropout = 0.0}"

@@ -20,18 +20,30 @@ BATCH_NBYTES = 1 << 26
 def broadcast_(tensors: Iterable[Tensor], mesh: Mesh, doing: str) -> None:
     """Overwrites ``tensors`` with those of rank 0; shapes and dtypes are the same on every rank.
 
+    DTensors on an axis of the mesh become those of the first ranks that hold the same part.
+
     Collective over all ranks. Not differentiable, and unseen by autograd: a graph that holds one of
     the tensors stays valid.
     """
     if mesh.num_ranks == 1:
         return
-    for batch in _batches(tensors):
-        flat = torch.cat([_raw(x) for x in batch])
-        with contact(doing, mesh):
-            dist.broadcast(flat, 0, group=mesh.group)
-        if mesh.rank:
-            for x, raw in zip(batch, flat.split([x.nbytes for x in batch]), strict=True):
-                x.data.copy_(raw.clone().view(x.dtype).view(x.shape))
+    alike: dict[tuple[str, ...], list[Tensor]] = {(): []}
+    for x in tensors:
+        cut = (x.device_mesh.mesh_dim_names or ()) if isinstance(x, DTensor) else ()
+        alike.setdefault(cut, []).append(x.to_local() if isinstance(x, DTensor) else x)
+    for cut, parts in alike.items():
+        axes = mesh.axes_beside(cut)
+        if not axes:
+            continue
+        is_first = not any(mesh.coords[axis] for axis in axes)
+        group = mesh.group_over(axes) if cut else mesh.group
+        for batch in _batches(parts):
+            flat = torch.cat([_raw(x) for x in batch])
+            with contact(doing, mesh):
+                dist.broadcast(flat, group=group, group_src=0)
+            if not is_first:
+                for x, raw in zip(batch, flat.split([x.nbytes for x in batch]), strict=True):
+                    x.data.copy_(raw.clone().view(x.dtype).view(x.shape))
 
 
 def _batches(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

@@ -76,7 +76,9 @@ class _ReduceScatter(Function):
     def forward(ctx: Any, x: Tensor, exchange: Exchange, mesh: Mesh) -> Tensor:
         ctx.exchange, ctx.mesh = exchange, mesh
         save_marker(ctx, x)
-        return return_home(x, exchange, mesh)
+        home = return_home(x, exchange, mesh)
+        is_view = exchange.keeps_all and not exchange.sends
+        return home.clone() if is_view else home  # autograd lets nobody write into such a view
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -215,12 +215,9 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
-def refuse_compiling(name: str) -> NoReturn:
+def refuse_compiling(what: str, advice: str) -> NoReturn:
     """Raises while Dynamo traces; where traced code raises, it would run what it is in as it is."""
-    raise ConfigError(
-        f"{name}, a depth-first chain, cannot be compiled: leave it out of depth_first, or compile "
-        "modules without it"
-    )
+    raise ConfigError(f"{what} cannot be compiled: {advice}")
 
 
 let_dynamo_override(OPS)

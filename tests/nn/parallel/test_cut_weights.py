@@ -3,6 +3,7 @@
 import copy
 import functools
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
+from hyperslab.layout import Grid
+from hyperslab.nn.cuda_graphs.graphed import can_record
 from hyperslab.testing import seeded, whole
 from hyperslab.testing.strategies import Place
 
@@ -224,7 +227,7 @@ WAYS = {
 }
 
 
-def trained(place, name):
+def trained(place, name, **options):
     """What each step gives, then weights and buffers; on Slabs if there is a place."""
     make, optimizer_of, way = WAYS[name]
     torch.manual_seed(5)
@@ -232,7 +235,7 @@ def trained(place, name):
     torch.manual_seed(5)
     net = make().double()
     if mesh is not None:
-        net = hs.parallelize(net, mesh)
+        net = hs.parallelize(net, mesh, **options)
     optimizer = optimizer_of([p for p in net.parameters() if p.requires_grad])
     out = []
     for number in range(NUM_STEPS):
@@ -257,3 +260,149 @@ def serial(name):
 def test_training_gives_the_weights_of_one_process(run, name, axes):
     for ours in run(Place(axes), trained, name):
         torch.testing.assert_close(ours, serial(name), rtol=1e-9, atol=1e-9)
+
+
+def trained_sharded(place, name):
+    return trained(place, name, shard_weights=True)
+
+
+SHARDED = ("clipped", "accumulated", "sgd", "evaluated", "checkpointed", "frozen")
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("axes", [{"sample": 2, "channel": 2}, {"channel": 3}], ids=str)
+@pytest.mark.parametrize("name", SHARDED)
+def test_fsdp_spreads_cut_weights_further_and_trains_them_alike(run, name, axes):
+    for ours in run(Place(axes), trained_sharded, name):
+        torch.testing.assert_close(ours, serial(name), rtol=1e-9, atol=1e-9)
+
+
+def numbers_held(place, shard_weights):
+    """Those of weights, gradients and Adam's state on this rank, and in one process."""
+    layers = [nn.Conv3d(8, 16, 3, padding=1), nn.BatchNorm3d(16), nn.PReLU(16)]
+    layers += [nn.Conv3d(16, 8, 3, stride=2), nn.ConvTranspose3d(8, 8, 2, 2), nn.Conv3d(8, 8, 1)]
+    layers += [nn.GroupNorm(4, 8), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 8)]
+    net = nn.Sequential(*layers)
+    total = 4 * sum(p.numel() for p in net.parameters())
+    mesh = place.mesh()
+    net = hs.parallelize(net, mesh, shard_weights=shard_weights)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(hs.shard(torch.ones(2, 8, 4, 4, 4), mesh)).sum().backward()
+    optimizer.step()
+    kept = [*net.parameters()] + [p.grad for p in net.parameters()]
+    kept += [x for p in net.parameters() for x in optimizer.state[p].values() if x.ndim]
+    return sum(each.to_local().numel() for each in kept), total
+
+
+@pytest.mark.parametrize(
+    ("axes", "shard_weights", "num"),
+    [
+        ({"channel": 2}, False, 2),
+        ({"channel": 4}, False, 4),
+        ({"channel": 2, "depth": 2}, False, 2),
+        ({"sample": 2, "channel": 2}, True, 4),
+    ],
+    ids=str,
+)
+def test_a_rank_keeps_its_share_of_weights_gradients_and_optimizer_state(
+    run, axes, shard_weights, num
+):
+    for held, total in run(Place(axes), numbers_held, shard_weights):
+        assert held <= 1.1 * total / num
+
+
+def check_mixed(place):
+    """Weights that stay whole meet plain tensors; those that are cut may not."""
+    mesh = place.mesh()
+
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(6, 4)
+            self.bias = nn.Parameter(torch.arange(7.0))
+            self.conv = nn.Conv1d(4, 4, 1)
+
+        def forward(self, x):
+            where = self.table(torch.arange(6)).t() + self.bias[torch.tensor([0, 2, 4, 6, 1, 3])]
+            return self.conv(x + where)
+
+    torch.manual_seed(0)
+    plain = Positions()
+    net = hs.parallelize(copy.deepcopy(plain), mesh)
+    x = torch.randn(2, 4, 6)
+    plain(x).square().mean().backward()
+    net(hs.shard(x, mesh)).square().mean().backward()
+    for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine.grad), theirs.grad)
+
+
+@pytest.mark.parametrize("axes", [{"channel": 2}, {"sample": 2, "channel": 2}], ids=str)
+def test_weights_of_unknown_layers_meet_plain_tensors(run, axes):
+    run(Place(axes), check_mixed)
+
+
+def check_autocast(place):
+    mesh = place.mesh()
+    torch.manual_seed(0)
+    plain = Net()
+    net = hs.parallelize(copy.deepcopy(plain), mesh)
+    x = torch.randn(*X)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, out = plain(x), net(hs.shard(x, mesh))
+        assert out.dtype == expected.dtype
+        expected.float().square().mean().backward()
+        out.float().square().mean().backward()
+    torch.testing.assert_close(hs.gather(out), expected, rtol=0.05, atol=0.05)
+    for (name, mine), theirs in zip(net.named_parameters(), plain.parameters(), strict=True):
+        grad, due = whole(mine.grad), theirs.grad
+        assert grad.dtype == due.dtype
+        assert (grad - due).norm() < 0.1 * due.norm() + 1e-4, name
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_autocast_gives_about_what_it_gives_in_one_process(run, axes):
+    run(Place(axes), check_autocast)
+
+
+def statistics(place):
+    """With those of a spatial group, which is two ranks along channel here."""
+    mesh = place.mesh()
+    torch.manual_seed(0)
+    net = hs.parallelize(Net().double(), mesh, batch_stats="spatial")
+    out = net(hs.shard(seeded(*X), mesh))
+    out.square().mean().backward()
+    found = [hs.gather(out), net.norm.running_mean, net.norm.running_var, net.wide.weight.grad]
+    return [whole(each).detach() for each in found]
+
+
+def test_spatial_statistics_are_those_of_meshes_that_cut_no_channels(run):
+    due = run(Place({"sample": 2}), statistics)[0]
+    for ours in run(Place({"sample": 2, "channel": 2}), statistics):
+        torch.testing.assert_close(ours, due, rtol=1e-10, atol=1e-10)
+
+
+def check_refused(place):
+    """In one line, on all ranks, and the module can be used afterwards."""
+    mesh = place.mesh()
+    net = hs.parallelize(Net(), mesh)
+    x = hs.shard(torch.ones(X), mesh)
+    with pytest.raises(Exception, match="weights are cut along channels cannot be compiled: use"):
+        torch.compile(net, backend="eager")(x)
+    chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    chain = hs.parallelize(chain, mesh, depth_first=["0-2"])
+    with pytest.raises(hs.UnsupportedOp, match=r"0-2, a depth-first chain, wants all channels"):
+        chain(x)
+    with pytest.raises(hs.UnsupportedOp, match="batch_norm cannot run on a plain tensor of shape"):
+        F.batch_norm(torch.ones(2, 3, 4, 4), None, None, x.mean((0, 2, 3)), training=True)
+    net(x).sum().backward()
+
+
+def test_what_cut_weights_cannot_do_is_refused(run):
+    run(Place({"channel": 2}), check_refused)
+
+
+def test_passes_by_cut_weights_are_not_recorded(caplog):
+    grid = Grid((1, 2, 1, 1, 1))
+    mesh = SimpleNamespace(device=torch.device("cuda"), grid=grid, rank=0, transport=object())
+    assert not can_record(mesh)
+    assert "passes run without CUDA graphs: weights are cut over channel=2" in caplog.text

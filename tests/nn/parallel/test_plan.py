@@ -162,6 +162,25 @@ def test_all_ranks_refuse_a_wrong_plan_in_one_line(name):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("options", [{"shard_weights": True}, {"depth_first": ["0"]}], ids=str)
+def test_what_wants_one_mesh_for_all_is_refused_with_a_plan(options):
+    mesh = hs.init(depth=2, device="cpu", timeout_seconds=100)
+    net = nn.Sequential(nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU()))
+    words = f"plan and {next(iter(options))} cannot be given together"
+    with pytest.raises(hs.ConfigError, match=words):
+        hs.parallelize(net, mesh, plan={"0.0": {"height": 2}}, **options)
+
+
+@pytest.mark.ranks(2)
+def test_a_planned_module_is_not_compiled():
+    mesh = hs.init(depth=2, device="cpu", timeout_seconds=100)
+    net = nn.Sequential(nn.Conv3d(2, 4, 3, padding=1))
+    model = torch.compile(hs.parallelize(net, mesh, plan={"0": {"height": 2}}), backend="eager")
+    with pytest.raises(Exception, match="a module with a plan cannot be compiled: use it as it is"):
+        model(hs.shard(torch.rand(X), mesh))
+
+
+@pytest.mark.ranks(2)
 def test_a_module_with_more_ranks_than_indices_is_named():
     mesh = hs.init(depth=2, device="cpu", timeout_seconds=100)
     model = hs.parallelize(classifier(), mesh, plan={"4": {"sample": 2}})

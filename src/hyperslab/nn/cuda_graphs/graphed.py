@@ -62,6 +62,14 @@ def can_record(mesh: Mesh, level: int = logging.WARNING) -> bool:
     """Whether passes on ``mesh`` can be recorded; where a GPU could do it, a line says why not."""
     if mesh.device.type != "cuda":
         return False
+    if mesh.grid.size("channel") > 1:
+        if mesh.rank == 0:
+            _log.warning(
+                "passes run without CUDA graphs: weights are cut over channel=%d, and their "
+                "gradients are not recorded",
+                mesh.grid.size("channel"),
+            )
+        return False
     if mesh.backend is None or mesh.transport is not None:
         return True
     if mesh.rank == 0:

@@ -133,7 +133,8 @@ class DepthFirst:
         if self._is_named:  # else nobody asked for it, and a compiler saves memory by itself
             from hyperslab.nn.compile import refuse_compiling  # loads the compiler
 
-            refuse_compiling(self._chain.name)
+            advice = "leave it out of depth_first, or compile modules without it"
+            refuse_compiling(f"{self._chain.name}, a depth-first chain,", advice)
         return self._run(*args, **kwargs)
 
     def _counted(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -205,6 +206,11 @@ class PlainWhole:
         self._module, self._forward, self._mesh = module, forward, mesh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            from hyperslab.nn.compile import refuse_compiling  # loads the compiler
+
+            advice = "use it as it is, or a mesh without a channel axis"
+            refuse_compiling("a module whose weights are cut along channels", advice)
         found = [
             (part._parameters, name, weight)
             for part in self._module.modules()

@@ -132,12 +132,15 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
     leaf = _Leaf(x, node.next_functions[0][0]) if x.is_leaf else None
     axes = axes_beside_cuts(x, mesh)
     num_cuts = mesh.num_ranks // math.prod(mesh.grid.size(axis) for axis in axes)
+    is_fsdps = _is_gathered(x)
 
     def on_grad(grads: tuple[Tensor | None]) -> tuple[Tensor] | None:
         grad = grads[0]
         if grad is None:
             return None
         part: Tensor = _PartOfCut.apply(grad, num_cuts) if num_cuts > 1 else grad  # type: ignore[no-untyped-call]
+        if is_fsdps:  # which takes the mean over the other axes
+            return (_mean(part, mesh, [axis for axis in axes if axis == "channel"]),)
         if leaf is not None and leaf.is_left_to_pass_end(part, mesh):
             return (part,) if num_cuts > 1 else None
         return (_mean(part, mesh, axes),)

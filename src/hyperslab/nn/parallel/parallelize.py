@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -112,6 +112,18 @@ def parallelize(
     as ever, and a line in the log (of level INFO) says why. If only later passes do such things,
     they raise as with ``True``.
 
+    Where the mesh has a ``channel`` axis, weights are cut along filters or channels, whichever
+    moves fewer bytes, and are DTensors; the optimizer is made afterwards. ``plan`` gives some
+    modules, named by patterns, another cut of the same ranks: ``{"features.0": {"depth": 4},
+    "head.*": {"channel": 2, "depth": 2}}``. Their inputs are re-cut, and modules without a plan go on
+    as their input comes. ``sample``, left out, takes the ranks that remain. ``split`` in such a cut
+    is ``"filter"`` (the input is gathered, filters are kept), ``"channel"`` (channels are kept, the
+    output is scattered) or ``"blocks"`` (dense layers are cut into rows x columns over channel and
+    one other axis).
+
+    A module made on the meta device gets its weights here, each rank its own part of them, by
+    ``reset_parameters``; the numbers are the same on any mesh.
+
     A module that FSDP2's ``fully_shard`` was applied to, over all ranks (on a mesh of one dim, or
     two for HSDP), keeps what it was given there.
 
@@ -128,6 +140,10 @@ def parallelize(
             "plan and shard_weights cannot be given together: FSDP2 wants one mesh for all weights"
         )
     chains = find_chains(module, depth_first)
+    if cuts and chains:
+        raise ConfigError(
+            "plan and depth_first cannot be given together: the parts of a chain stay on one mesh"
+        )
     sharded = _is_sharded(module, mesh)
     empty = meta_parts(module)
     module._apply(partial(_to_device, device=mesh.device))  # type: ignore[no-untyped-call]
@@ -135,6 +151,7 @@ def parallelize(
     planned = [(name, cut.mesh.grid.sizes, cut.split) for name, cut in cuts.items()]
     traits = shard_weights, batch_stats, named, cuda_graphs, planned, _traits(module)
     agree_on("the module given to parallelize", traits, mesh)
+    shard_weights = shard_weights and bool(mesh.axes_beside(["channel"]))
     weights = [] if sharded else module.parameters()
     known = [tensor for tensor in (*weights, *module.buffers()) if not tensor.is_meta]
     broadcast_(known, mesh, "copying the weights of rank 0")
@@ -146,12 +163,13 @@ def parallelize(
     give_values(empty, mesh)
     BackwardHooks(module, mesh).warn()
     install_chains(chains)
-    if depth_first == AUTO and not sharded and not shard_weights and _can_watch_memory(mesh):
+    is_spread = sharded or shard_weights or bool(cuts)
+    if depth_first == AUTO and not is_spread and _can_watch_memory(mesh):
         install_candidates(module)
     if sharded:
         _guard_views(module)
         leave_to_fsdp(module)
-    elif shard_weights and mesh.num_ranks > 1:
+    elif shard_weights:
         leave_to_fsdp(module)
         _shard_weights(
             module, mesh, {part for chain in chains if chain.children for part in chain.parts}
@@ -379,10 +397,12 @@ def _share_random_state(mesh: Mesh) -> None:
 def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]) -> None:
     """Spreads each layer's weights over all ranks, and what is left of the module's own.
 
+    Weights that are cut along channels are spread over the ranks that hold the same of them.
+
     FSDP wants weights that several layers share in one unit: there it is the whole module. So are
     the ``chained`` layers, which run once a tile and must not gather their weights each time.
     """
-    over = init_device_mesh(mesh.device.type, (mesh.num_ranks,))
+    over = _mesh_for_fsdp(mesh)
     layers = [layer for layer in _layers(module) if layer not in chained]
     inside = {m for layer in layers for m in layer.modules()}
     own = [p for m in module.modules() if m not in inside for p in m.parameters(recurse=False)]
@@ -394,6 +414,15 @@ def _shard_weights(module: nn.Module, mesh: Mesh, chained: Collection[nn.Module]
             fully_shard(layer, mesh=over)
     module.register_forward_hook(_without_views)
     fully_shard(module, mesh=over)
+
+
+def _mesh_for_fsdp(mesh: Mesh) -> DeviceMesh:
+    """The ranks over which FSDP2 spreads weights, in one row."""
+    if mesh.grid.size("channel") == 1:
+        return init_device_mesh(mesh.device.type, (mesh.num_ranks,))
+    axes = mesh.axes_beside(["channel"])
+    over = mesh.device_mesh(*axes)  # of the mesh that cuts channels, as FSDP2 wants it
+    return over if len(axes) == 1 else over._flatten("_x_".join(axes))
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
@@ -81,6 +82,11 @@ def install_plan(cuts: Mapping[str, ModuleCut], module: nn.Module) -> None:
 def _recut_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, mesh: Mesh
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if is_dynamo_compiling():
+        from hyperslab.nn.compile import refuse_compiling  # loads the compiler
+
+        refuse_compiling("a module with a plan", "use it as it is, or leave the plan out")
+
     def bring(leaf: Any) -> Any:
         if not isinstance(leaf, Slab) or leaf.mesh.grid == mesh.grid:
             return leaf
