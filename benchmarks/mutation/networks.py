@@ -117,7 +117,7 @@ MUTANTS = [
     ),
     Mutant(
         "nn/parallel/outside_tensors.py",
-        "part = grad.to(mesh.device) / mesh.num_ranks",
+        "part = grad.to(mesh.device) / num",
         "part = grad.to(mesh.device)",
         "nn/parallel/test_outside_tensors.py",
         "gradients of plain tensors are summed, not averaged",

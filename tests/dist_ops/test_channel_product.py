@@ -17,7 +17,7 @@ CASES = {
     "filters, without bias": (lambda: nn.Conv3d(3, 9, 3, bias=False), (2, 3, 7, 5, 6)),
     "channels": (lambda: nn.Conv2d(8, 3, 3, stride=2, padding=1), (2, 8, 6, 5)),
     "transposed, filters": (lambda: nn.ConvTranspose2d(6, 8, 2, 2), (2, 6, 5, 4)),
-    "transposed, channels": (lambda: nn.ConvTranspose1d(9, 4, 1), (2, 9, 5)),
+    "transposed, channels": (lambda: nn.ConvTranspose1d(9, 3, 1), (2, 9, 5)),
     "dense, filters": (lambda: nn.Linear(6, 9), (4, 6)),
     "dense, channels": (lambda: nn.Linear(9, 6), (4, 9)),
 }

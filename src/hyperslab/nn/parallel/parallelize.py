@@ -115,8 +115,8 @@ def parallelize(
     Where the mesh has a ``channel`` axis, weights are cut along filters or channels, whichever
     moves fewer bytes, and are DTensors; the optimizer is made afterwards. ``plan`` gives some
     modules, named by patterns, another cut of the same ranks: ``{"features.0": {"depth": 4},
-    "head.*": {"channel": 2, "depth": 2}}``. Their inputs are re-cut, and modules without a plan go on
-    as their input comes. ``sample``, left out, takes the ranks that remain. ``split`` in such a cut
+    "head.*": {"channel": 2, "depth": 2}}``. Their inputs are re-cut, and modules without a plan go
+    on as their input comes. ``sample``, left out, takes the ranks that remain. ``split`` in a cut
     is ``"filter"`` (the input is gathered, filters are kept), ``"channel"`` (channels are kept, the
     output is scattered) or ``"blocks"`` (dense layers are cut into rows x columns over channel and
     one other axis).
