@@ -87,6 +87,16 @@ def test_the_page_runs(page, tmp_path, run_python):
         assert (tmp_path / left_behind).exists()
 
 
+def test_the_planned_program_shows_its_parts_on_four_ranks(tmp_path, run_python):
+    (text,) = [t for _, t in blocks("your-own.md") if file_name(t) == "planned.py"]
+    (tmp_path / "planned.py").write_text(text)
+    done = run_python("planned.py", cwd=tmp_path, num_ranks=4)
+    assert all(each.returncode == 0 for each in done), done[0].stderr
+    rows = [line for line in done[0].stdout.splitlines() if line.startswith("│")]
+    cuts = [row.split("│")[3].strip() for row in rows]
+    assert cuts == ["depth=4"] * 3 + ["channel=2 x depth=2"] * 3 + ["channel=4"]
+
+
 def test_every_page_is_run_but_those_with_tests_of_their_own():
     others = {"architecture.md", "operators.md"}
     assert {path.name for path in DOCS.glob("*.md")} == {*PAGES, *others}

@@ -331,3 +331,14 @@ def test_a_result_that_cannot_be_pickled_is_refused(pair):
 def test_a_team_of_no_ranks_is_refused():
     with pytest.raises(ValueError, match="at least 1 rank, got 0"):
         Team(0)
+
+
+def test_a_file_that_makes_a_team_when_it_is_loaded_is_refused(tmp_path, run_python):
+    (tmp_path / "unguarded.py").write_text(
+        "import os\nfrom hyperslab.testing import Team\n\n\n"
+        "def body():\n    return os.getpid()\n\n\n"
+        "Team(2).run(body)\n"
+    )
+    done = run_python("unguarded.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "put that under if __name__ == '__main__':" in done.stderr
