@@ -116,8 +116,7 @@ def _weights_to_cut(
 def _cut(whole: Tensor, dim: int | None, mesh: Mesh) -> Tensor:
     """Numbers that are one for all channels stay on every rank, as do those without ``dim``."""
     over = mesh.device_mesh("channel")
-    is_whole = dim is None or whole.numel() == 1
-    placement: Placement = Replicate() if is_whole else Shard(dim)
+    placement: Placement = Replicate() if dim is None or whole.numel() == 1 else Shard(dim)
     piece = whole.detach()
     if placement.is_shard():
         layout = _layout(tuple(whole.shape), (placement,), ("channel",), (over.size(),))

@@ -213,8 +213,9 @@ def _cut_gradient_as_weight(weight: Tensor) -> None:
     Collective over the ranks that share the weight, if it does.
     """
     grad = weight.grad
-    is_cut = isinstance(weight, DTensor) and isinstance(grad, DTensor)
-    if is_cut and grad.placements != weight.placements:
+    if not isinstance(weight, DTensor) or not isinstance(grad, DTensor):
+        return
+    if grad.placements != weight.placements:
         weight.grad = grad.redistribute(placements=weight.placements)
 
 
