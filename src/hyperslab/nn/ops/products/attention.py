@@ -75,9 +75,11 @@ def _causal(like: Slab, start: int, query: Tensor, key: Tensor) -> Tensor:
     return allowed.tril(start)
 
 
-def _with_whole_vectors(t: Any) -> Any:
+def _with_whole_vectors(t: Slab | Tensor, like: Slab) -> Slab:
     """Of queries, keys and values, which have 3 dims, where weights are cut as vectors are."""
-    return whole_along(t, [2]) if isinstance(t, Slab) and t.ndim == 3 else t
+    if not isinstance(t, Slab):
+        return like.with_local(t, Layout.unsplit(t.shape))
+    return whole_along(t, [2]) if t.ndim == 3 else t
 
 
 _MULTI_HEAD: dict[str, Names] = {
@@ -102,7 +104,7 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Slab, Slab 
         raise unsupported(function, slab, "its input must have 3 dims and its masks 2")
     if cut := {n: t for n, t in given.items() if n not in operands and isinstance(t, Slab)}:
         given.update({n: whole_along(t, t.layout.split_dims).local for n, t in cut.items()})
-        operands = {name: _with_whole_vectors(t) for name, t in operands.items()}
+        operands = {name: _with_whole_vectors(t, slab) for name, t in operands.items()}
     if given["training"] and given["dropout_p"] > 0:
         raise unsupported(function, slab, "its dropout draws random numbers")
     names = tuple(_MULTI_HEAD[name] for name in operands)

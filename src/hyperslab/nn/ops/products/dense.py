@@ -40,7 +40,7 @@ def linear(
         )
     if isinstance(weight, Slab) and weight.ndim == 2 and weight.layout.split_dims:
         return _by_blocks(input, weight, bias)
-    if isinstance(bias, Slab) and not isinstance(weight, Slab):
+    if isinstance(bias, Slab) and isinstance(input, Slab) and not isinstance(weight, Slab):
         bias = whole_along(bias, bias.layout.split_dims).local
     if isinstance(input, Slab) and not isinstance(weight, Slab) and not isinstance(bias, Slab):
         fits = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
