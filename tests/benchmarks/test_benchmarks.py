@@ -15,6 +15,7 @@ SMALL = {
         *("--epochs", "1", "--channels", "1", "--batch-voxels", "4096"),
     ],
     "damaged_files.py": ["--format", "npy", "--count", "8"],
+    "dense.py": ["--small"],
     "gpu_channels.py": ["--small"],
     "gpu_depth.py": ["--small"],
     "gpu_exchange.py": ["--small"],
