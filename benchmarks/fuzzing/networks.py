@@ -98,9 +98,9 @@ def check_network(
     net = draw_network(seed)
     place, plan = random_place(seed, net.sample.shape), None
     if cuts_channels:
-        num, ndim = place.num_ranks, net.sample.ndim
-        place = Place(random_channel_axes(seed, num, ndim))
-        plan = random_plan(seed, net, num, ndim)
+        num, shape = place.num_ranks, net.sample.shape
+        place = Place(random_channel_axes(seed, num, shape))
+        plan = random_plan(seed, net, num, shape)
     mesh = place.mesh(device)
     plain, ours = net.to(mesh.device), copy.deepcopy(net)
     x, given = (net.sample.to(mesh.device, copy=True).requires_grad_() for _ in range(2))

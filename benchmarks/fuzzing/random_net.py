@@ -391,28 +391,32 @@ def random_place(seed: int, shape: Sequence[int]) -> Place:
     return Place(axes, cuts)
 
 
-def random_channel_axes(seed: int, num_ranks: int, ndim: int) -> dict[str, int]:
-    """The axes of a mesh of ``num_ranks`` that cuts channels."""
+def random_channel_axes(seed: int, num_ranks: int, shape: Sequence[int]) -> dict[str, int]:
+    """The axes of a mesh of ``num_ranks`` that cuts channels of a tensor of ``shape``."""
     rng = random.Random(f"channels {seed}")
-    if num_ranks != 4 or rng.random() < 0.3:
+    others = _axes_for(2, shape)
+    if num_ranks != 4 or not others or rng.random() < 0.3:
         return {"channel": num_ranks}
-    return {"channel": 2, rng.choice(_axes_of_space(ndim)): 2}
+    return {"channel": 2, rng.choice(others): 2}
 
 
-def _axes_of_space(ndim: int) -> tuple[str, ...]:
-    return ("sample", *("depth", "height", "width")[5 - ndim :])
+def _axes_for(num: int, shape: Sequence[int]) -> list[str]:
+    """The axes besides channel along which ``num`` ranks can each have a part."""
+    names = ("sample", "channel", *("depth", "height", "width")[5 - len(shape) :])
+    return [n for n, size in zip(names, shape, strict=True) if size >= num and n != "channel"]
 
 
-def random_plan(seed: int, module: nn.Module, num_ranks: int, ndim: int) -> dict[str, Any]:
-    """Other cuts of ``num_ranks`` for up to three parts of ``module``."""
+def random_plan(
+    seed: int, module: nn.Module, num_ranks: int, shape: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """Other cuts of ``num_ranks`` for up to three parts of ``module``, which takes ``shape``."""
     rng = random.Random(f"plan {seed}")
     names = [name for name, part in module.named_modules() if name and not [*part.children()]]
-    chosen = rng.sample(names, min(len(names), rng.randint(0, 3)))
-    plan: dict[str, Any] = {}
-    for name in chosen:
-        axes = random_channel_axes(rng.randint(0, 10**6), num_ranks, ndim)
-        if rng.random() < 0.5:
-            axes = {rng.choice(_axes_of_space(ndim)): num_ranks}
+    plan: dict[str, dict[str, Any]] = {}
+    for name in rng.sample(names, min(len(names), rng.randint(0, 3))):
+        axes = random_channel_axes(rng.randint(0, 10**6), num_ranks, shape)
+        if (others := _axes_for(num_ranks, shape)) and rng.random() < 0.5:
+            axes = {rng.choice(others): num_ranks}
         given = rng.choice([{}, {}, {"split": "filter"}, {"split": "channel"}])
         plan[name] = {**axes, **given}
     return plan
