@@ -8,7 +8,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hyperslab as hs
 from hyperslab.comm import collectives
-from hyperslab.comm.collectives import broadcast_, gather_whole
+from hyperslab.comm.collectives import broadcast_, gather_pieces
 from hyperslab.testing import seeded
 
 init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
@@ -66,10 +66,23 @@ def test_alone_nothing_happens():
     ("placements", "shape"),
     [((Replicate(), Shard(0)), (3, 2)), ((Shard(1), Shard(0)), (5, 3)), ((Shard(0),) * 2, (1,))],
 )
-def test_a_sharded_tensor_is_whole_on_rank_0_alone(placements, shape):
+def test_a_sharded_tensor_comes_to_rank_0_piece_by_piece(placements, shape):
     mesh = hs.init(sample=4, device="cpu")
     grid = init_device_mesh("cpu", (2, 2))
     whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
-    found = gather_whole(distribute_tensor(whole, grid, placements), mesh)
-    assert (found is None) == (mesh.rank > 0)
-    assert mesh.rank > 0 or torch.equal(found, whole)
+    cut = distribute_tensor(whole, grid, placements)
+    found = torch.full(shape, -1.0)
+    for nbytes in (1, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collectives, "BATCH_NBYTES", nbytes)
+            pieces = [*gather_pieces({"x": cut, "y": whole}, mesh)]
+        assert not pieces or mesh.rank == 0
+        for name, start, values in pieces:
+            assert nbytes > 1 or len(values) == 1  # row by row
+            place = tuple(slice(at, at + n) for at, n in zip(start, values.shape, strict=True))
+            assert torch.equal(values, whole[place])
+            if name == "x":
+                assert (found[place] == -1).all()  # each element comes once
+                found[place] = values
+        assert mesh.rank > 0 or torch.equal(found, whole)
+        found.fill_(-1)

@@ -1,5 +1,6 @@
 """Files of weights that a plain module loads, with no hyperslab."""
 
+import errno
 import json
 import os
 
@@ -8,12 +9,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 import hyperslab as hs
 from hyperslab.errors import ConfigError, FormatError
+from hyperslab.models import DenseAutoencoder
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import ModelConfig
 from hyperslab.train.export import export_run, export_state, load_weights
+from hyperslab.train.weight_files import WeightFiles
 
 CONFIG = ModelConfig(name="Tied", options={"width": 5})
 
@@ -160,3 +164,116 @@ def test_files_that_are_no_weights_are_told(tmp_path):
         load_weights(Tied(), path)
     with pytest.raises(FormatError, match=str(tmp_path)):
         load_weights(Tied(), tmp_path)
+
+
+# Matrices that no process holds whole
+
+
+def wide():
+    torch.manual_seed(7)
+    with torch.device("meta"):
+        return DenseAutoencoder(13, (7, 5))
+
+
+def save_wide(folder):
+    mesh = hs.init(channel=2, sample=2, device="cpu")
+    model = hs.parallelize(wide(), mesh, plan={"*": {"split": "blocks"}})
+    with Checkpoints(folder / "checkpoints", mesh) as checkpoints:
+        checkpoints.save(4, {"model": model})
+    return {key: whole(each) for key, each in model.state_dict().items()}
+
+
+def whole(weight):
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def load_all(path):
+    """As other programs read files that an index lists."""
+    listed = json.loads(path.with_name(f"{path.name}.index.json").read_text())
+    found = {}
+    for name in {*listed["weight_map"].values()}:
+        part = load_file(path.with_name(name))
+        assert all(listed["weight_map"][key] == name for key in part)
+        found |= part
+    assert listed["metadata"]["total_size"] == sum(each.nbytes for each in found.values())
+    return found
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(each, expected[key]) for key, each in found.items())
+
+
+def test_blocks_are_exported_a_block_at_a_time(tmp_path, team_of, monkeypatch):
+    (tmp_path / "config.toml").write_text('model.name = "autoencoder"\ndata.files = "*.h5"\n')
+    expected = team_of(4).run(save_wide, folder=tmp_path)[0]
+    sizes = []
+    write = WeightFiles.write
+    monkeypatch.setattr(
+        WeightFiles,
+        "write",
+        lambda self, *args: (sizes.append(args[2].numel()), write(self, *args)),
+    )
+    path = tmp_path / "w.safetensors"
+    export_run(tmp_path, path)
+    assert_equal(load_file(path), expected)
+    assert max(sizes) == 7 * 4  # of 13 x 7, over 2 x 2
+    export_run(tmp_path, path, shard_nbytes=400)
+    names = sorted(each.name for each in tmp_path.glob("w-*"))
+    assert names[0] == f"w-00001-of-{len(names):05d}.safetensors"
+    assert len(names) > 2
+    assert_equal(load_all(path), expected)
+    plain = DenseAutoencoder(13, (7, 5))
+    load_weights(plain, path)
+    assert_equal(plain.state_dict(), expected)
+    export_run(tmp_path, path)  # one file again, which counts
+    assert not path.with_name("w.safetensors.index.json").exists()
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("shard_nbytes", [400, 1 << 30])
+def test_ranks_export_blocks_that_none_of_them_puts_together(tmp_path, shard_nbytes):
+    mesh = hs.init(channel=2, sample=2, device="cpu")
+    model = hs.parallelize(wide(), mesh, plan={"*": {"split": "blocks"}})
+    path = tmp_path / "w.safetensors"
+    expected = {key: whole(each) for key, each in model.state_dict().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DTensor, "full_tensor", None)
+        export_state(model, path, mesh, shard_nbytes=shard_nbytes)
+    assert_equal(load_all(path) if shard_nbytes == 400 else load_file(path), expected)
+
+
+@pytest.mark.ranks(4)
+def test_a_disk_that_is_full_halfway_stops_all_ranks(tmp_path):
+    mesh = hs.init(channel=2, sample=2, device="cpu")
+    model = hs.parallelize(wide(), mesh, plan={"*": {"split": "blocks"}})
+    pwrite, calls = os.pwrite, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises((FormatError, hs.CommError), match="the disk is full"):
+            export_state(model, tmp_path / "w", mesh)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.bool, torch.int8])
+def test_every_dtype_is_written_as_safetensors_has_it(dtype, tmp_path):
+    tensors = {"number": torch.ones((), dtype=dtype), "none": torch.ones(0, 3, dtype=dtype)}
+    tensors |= {"first": torch.ones(3, dtype=torch.uint8), "box": torch.ones(3, 4, 5, dtype=dtype)}
+    tensors["box"][1, 2:, 3] = 0
+    with WeightFiles(tmp_path / "w", tensors, {}) as files:
+        for key, each in tensors.items():
+            for i, part in enumerate(each.split(2) if each.ndim else [each]):
+                files.write(key, (2 * i, *[0] * (each.ndim - 1))[: each.ndim], part)
+    assert_equal(load_file(tmp_path / "w"), tensors)
+
+
+def test_a_dtype_that_safetensors_lacks_is_named(tmp_path):
+    with pytest.raises(FormatError, match=r"hold no torch.complex128 \(a\)"):
+        WeightFiles(tmp_path / "w", {"a": torch.ones(1, dtype=torch.complex128)}, {})

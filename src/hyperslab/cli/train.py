@@ -214,13 +214,21 @@ Examples:
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--step", type=click.IntRange(0), help="Of which checkpoint; default: the last.")
-def export(run: Path, file: Path, step: int | None) -> None:
+@click.option(
+    "--shard-size",
+    default="5GiB",
+    show_default=True,
+    help="Larger weights go to several files beside FILE, and FILE.index.json lists them.",
+)
+def export(run: Path, file: Path, step: int | None, shard_size: str) -> None:
     """Write the weights of the run in folder RUN to FILE, in the safetensors format.
 
     They are those of the plain module, whatever mesh it was trained on: safetensors.torch.load_file
     and load_state_dict load them without hyperslab.
     """
+    from hyperslab.store.budget import parse_nbytes
     from hyperslab.train.export import export_run
+    from hyperslab.train.weight_files import find_weights
 
-    step = export_run(run, file, step)
-    click.echo(f"Wrote the weights of step {step} to {file}")
+    step = export_run(run, file, step, shard_nbytes=parse_nbytes(shard_size))
+    click.echo(f"Wrote the weights of step {step} to {find_weights(file)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,28 +81,65 @@ def reduce_min(doing: str, numbers: Sequence[int], mesh: Mesh) -> list[int]:
     return least.tolist()
 
 
-Piece = tuple[tuple[int, ...], Tensor]
-"""Where it begins, and its values."""
+Piece = tuple[str, tuple[int, ...], Tensor]
+"""The name of a tensor, where the piece begins in it, and its values in host memory."""
 
 
-def gather_whole(tensor: Tensor, mesh: Mesh) -> Tensor | None:
-    """The whole of ``tensor``, which may be a DTensor, in host memory on rank 0; None elsewhere.
+def gather_pieces(tensors: Mapping[str, Tensor], mesh: Mesh) -> Iterator[Piece]:
+    """All of ``tensors``, which may be DTensors, on rank 0; on other ranks nothing.
 
-    Unlike ``DTensor.full_tensor`` it needs room on one rank only, and not on its GPU; nor does it
-    crash where ranks share a GPU, as that does with gloo (torch 2.11).
+    A piece has about ``BATCH_NBYTES`` at most, so that no rank needs room for a whole tensor. Plain
+    tensors are those of rank 0.
 
-    Collective over all ranks.
+    Collective over all ranks, each of which must go to the end.
     """
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().cpu() if mesh.rank == 0 else None
-    mine: Piece = (offset_of_shard(tensor), tensor.to_local().detach().to("cpu", copy=True))
-    pieces: list[Piece] | None = [mine] * mesh.num_ranks if mesh.rank == 0 else None
+    cut = {name: each for name, each in tensors.items() if isinstance(each, DTensor)}
+    mine = {
+        name: (offset_of_shard(each), tuple(each.to_local().shape)) for name, each in cut.items()
+    }
+    held: list[Any] = [mine] * mesh.num_ranks
     if mesh.num_ranks > 1:
         with contact("gathering weights", mesh):
-            dist.gather_object(mine, pieces, dst=0, group=mesh.group)
-    if pieces is None:
-        return None
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype)
-    for start, values in pieces:
-        whole[tuple(map(slice, start, map(sum, zip(start, values.shape, strict=True))))] = values
-    return whole
+            dist.all_gather_object(held, mine, group=mesh.group)
+    for name, tensor in tensors.items():
+        if name not in cut:
+            if mesh.rank == 0:
+                yield from _rows(name, (0,) * tensor.ndim, tensor)
+            continue
+        boxes = [theirs[name] for theirs in held]
+        for rank, (start, shape) in enumerate(boxes):
+            if math.prod(shape) and (start, shape) not in boxes[:rank]:
+                yield from _from_rank(rank, name, start, shape, tensor, mesh)
+
+
+def _from_rank(
+    rank: int, name: str, start: tuple[int, ...], shape: tuple[int, ...], tensor: Tensor, mesh: Mesh
+) -> Iterator[Piece]:
+    """What ``rank`` holds, for rank 0."""
+    if mesh.rank not in (0, rank):
+        return
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if rank == 0:
+        yield from _rows(name, start, local)
+    elif mesh.rank == rank:
+        for _, _, values in _rows(name, start, local):
+            with contact("gathering weights", mesh):
+                dist.send(_raw(values), group=mesh.group, group_dst=0)
+    else:
+        expected = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        for _, begin, like in _rows(name, start, expected):
+            raw = torch.empty(like.nbytes, dtype=torch.uint8)
+            with contact("gathering weights", mesh):
+                dist.recv(raw, group=mesh.group, group_src=rank)
+            yield name, begin, raw.view(like.dtype).view(like.shape)
+
+
+def _rows(name: str, start: tuple[int, ...], piece: Tensor) -> Iterator[Piece]:
+    """``piece`` in batches of rows, in host memory unless it has no values."""
+    if not piece.ndim:
+        yield name, start, piece.detach().cpu()
+        return
+    step = max(1, BATCH_NBYTES * len(piece) // max(1, piece.nbytes))
+    for first in range(0, len(piece), step):
+        rows = piece[first : first + step].detach()
+        yield name, (start[0] + first, *start[1:]), rows if rows.is_meta else rows.cpu()

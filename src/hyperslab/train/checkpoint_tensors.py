@@ -76,7 +76,18 @@ def read_tensors(tensors: Mapping[str, Tensor], index: Index, folder: Path) -> N
     for name, pieces in groupby(wanted, key=lambda piece: piece.chunk.file):
         with open_in(folder, name) as file:
             for piece in pieces:
-                piece.out.copy_(_load(file, piece, folder / name)[piece.place])
+                found = _load(file, piece.chunk, piece.dtype, folder / name)
+                piece.out.copy_(found[piece.place])
+
+
+def read_chunks(index: Index, folder: Path) -> Iterator[tuple[str, Box, Tensor]]:
+    """Names, boxes and values of all chunks, one at a time, in the order of the files."""
+    chunks = [(chunk, name) for name, saved in index.items() for chunk in saved.chunks]
+    chunks.sort(key=lambda each: (each[0].file, each[0].offset))
+    for file_name, group in groupby(chunks, key=lambda each: each[0].file):
+        with open_in(folder, file_name) as file:
+            for chunk, name in group:
+                yield name, chunk.box, _load(file, chunk, index[name].dtype, folder / file_name)
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,7 @@ def _pieces(tensor: Tensor, saved: SavedTensor) -> Iterator[_Piece]:
             yield _Piece(out, chunk, part.slices_in(chunk.box), saved.dtype)
 
 
-def _load(file: BufferedReader, piece: _Piece, path: Path) -> Tensor:
-    chunk = piece.chunk
+def _load(file: BufferedReader, chunk: Chunk, dtype: torch.dtype, path: Path) -> Tensor:
     file.seek(chunk.offset)
     try:
         if file.read(len(ZIP)) != ZIP:
@@ -112,11 +122,11 @@ def _load(file: BufferedReader, piece: _Piece, path: Path) -> Tensor:
         view = cast(IO[bytes], file_view(file, chunk.offset, chunk.nbytes))
         found: Tensor = torch.load(view, map_location="cpu", weights_only=True)
         is_dense = type(found) is Tensor and found.layout == torch.strided and found.is_cpu
-        if not is_dense or found.dtype != piece.dtype or tuple(found.shape) != chunk.box.shape:
+        if not is_dense or found.dtype != dtype or tuple(found.shape) != chunk.box.shape:
             raise ValueError("it is another one")
     except Exception as error:
         raise FormatError(
-            f"{path} holds no {piece.dtype} tensor of {chunk.box.shape} at byte {chunk.offset} "
+            f"{path} holds no {dtype} tensor of {chunk.box.shape} at byte {chunk.offset} "
             f"({_words(error)}): {ADVICE}"
         ) from error
     return found

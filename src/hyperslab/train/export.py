@@ -3,48 +3,73 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 import hyperslab
 from hyperslab.comm.agree import run_on_all
-from hyperslab.comm.collectives import gather_whole
+from hyperslab.comm.collectives import gather_pieces
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, FormatError
-from hyperslab.io.partial import partial_file
 from hyperslab.train.checkpoint_folder import check_files, read_manifest
-from hyperslab.train.checkpoint_state import empties, put_together
-from hyperslab.train.checkpoint_tensors import read_index, read_tensors
+from hyperslab.train.checkpoint_state import TENSOR, empties, put_together
+from hyperslab.train.checkpoint_tensors import read_chunks, read_index
 from hyperslab.train.checkpoints import choose_step, find_checkpoints
 from hyperslab.train.config import ModelConfig
 from hyperslab.train.read_config import read_config
+from hyperslab.train.weight_files import SHARD_NBYTES, WeightFiles, find_weights, index_path
 
 
 def export_state(
-    model: nn.Module, path: Path, mesh: Mesh, config: ModelConfig | None = None
+    model: nn.Module,
+    path: Path,
+    mesh: Mesh,
+    config: ModelConfig | None = None,
+    *,
+    shard_nbytes: int = SHARD_NBYTES,
 ) -> None:
     """Writes the whole ``state_dict`` of ``model``, as the plain module would have it.
 
-    The file's metadata tells the model's name and options by ``config``. Rank 0 writes.
+    The file's metadata tells the model's name and options by ``config``. Rank 0 writes; weights
+    that are cut come to it a piece at a time. More than ``shard_nbytes`` are several files.
 
     Collective over all ranks.
     """
     state = model.state_dict()
     _check_tensors(state)
-    gathered = {key: gather_whole(each, mesh) for key, each in state.items()}
-    whole = {key: each for key, each in gathered.items() if each is not None}
-    run_on_all(lambda: write_weights(whole, path, config) if mesh.rank == 0 else None, mesh)
+    run_on_all(lambda: _write_pieces(state, path, mesh, config, shard_nbytes), mesh)
 
 
-def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
+def _write_pieces(
+    state: Mapping[str, Tensor],
+    path: Path,
+    mesh: Mesh,
+    config: ModelConfig | None,
+    shard_nbytes: int,
+) -> None:
+    pieces = gather_pieces(state, mesh)
+    try:
+        if mesh.rank == 0:
+            with WeightFiles(path, state, _about(config), shard_nbytes) as files:
+                for key, start, values in pieces:
+                    files.write(key, start, values)
+    finally:
+        for _ in pieces:  # after an error too: others are about to send theirs
+            pass
+
+
+def export_run(
+    run_folder: Path, file: Path, step: int | None = None, *, shard_nbytes: int = SHARD_NBYTES
+) -> int:
     """Writes the weights of a run's checkpoint, the newest or that of ``step``, which it returns.
 
-    One process is enough, whatever the mesh of the run.
+    One process is enough, whatever the mesh of the run: it holds one piece at a time, as some rank
+    of the run held it.
     """
     _check_run(run_folder)
     found = find_checkpoints(run_folder / "checkpoints")
@@ -56,12 +81,22 @@ def export_run(run_folder: Path, file: Path, step: int | None = None) -> int:
         raise FormatError(f"{found[step]} holds no model: it holds {', '.join(manifest.trees)}")
     tree = manifest.trees["model"]
     index = read_index(found[step], manifest)
-    tensors = empties(tree)
-    read_tensors(tensors, index, found[step])
-    state = put_together(tree, tensors)
+    with torch.device("meta"):
+        state = put_together(tree, empties(tree))
     _check_tensors(state)
-    write_weights(state, file, config)
+    keys = {leaf[TENSOR]: key for key, leaf in tree.items()}
+    with WeightFiles(file, state, _about(config), shard_nbytes) as files:
+        for name, box, values in read_chunks({name: index[name] for name in keys}, found[step]):
+            files.write(keys[name], [span.start for span in box.spans], values)
     return step
+
+
+def _about(config: ModelConfig | None) -> dict[str, str]:
+    """What the files tell of themselves."""
+    about = {"format": "pt", "hyperslab": hyperslab.__version__}
+    if config is not None:
+        about |= {"model": config.name, "options": json.dumps(dict(config.options))}
+    return about
 
 
 def _check_run(folder: Path) -> None:
@@ -74,34 +109,6 @@ def _check_run(folder: Path) -> None:
             f"--step {match[1]}"
         )
     raise FormatError(f"{folder} is not the folder of a run: there are no checkpoints in it")
-
-
-def write_weights(state: Mapping[str, Tensor], path: Path, config: ModelConfig | None) -> None:
-    """Writes tensors to a file, whole or not at all."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    about = {"format": "pt", "hyperslab": hyperslab.__version__}
-    if config is not None:
-        about |= {"model": config.name, "options": json.dumps(dict(config.options))}
-    with partial_file(path) as (part, _):
-        try:
-            save_file(_separate(state), part, metadata=about)
-            _publish(part)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise FormatError(f"{path} could not be written: {error}") from error
-
-
-def _publish(path: Path) -> None:
-    """Puts a file on the disk and lets others read it, as far as this process lets them.
-
-    ``save_file`` makes a file of its own under that name, for the owner alone.
-    """
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -124,10 +131,14 @@ def _read(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        if find_weights(path) == index_path(path):
+            listed = json.loads(index_path(path).read_text("utf-8"))["weight_map"].values()
+            parts = [load_file(path.with_name(Path(name).name)) for name in sorted({*listed})]
+            return {key: each for part in parts for key, each in part.items()}
         return load_file(path)
     except OSError as error:
         raise FormatError(f"{path} cannot be read: {error.strerror or error}") from error
-    except SafetensorError as error:
+    except (SafetensorError, ValueError, KeyError, AttributeError) as error:
         raise FormatError(f"{path} is not a safetensors file, or damaged: {error}") from error
 
 
@@ -149,15 +160,3 @@ def _check_tensors(state: Mapping[str, Any]) -> None:
                 f"{key} of the model's state is a {type(each).__name__}, and safetensors files "
                 "hold tensors only: make it a buffer"
             )
-
-
-def _separate(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, each with memory of its own: weights that layers share are repeated."""
-    separate: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for key, each in state.items():
-        place = each.untyped_storage().data_ptr()
-        separate[key] = each.clone() if place in seen else each
-        separate[key] = separate[key].contiguous()
-        seen.add(place)
-    return separate

@@ -29,6 +29,7 @@ from hyperslab.train.recorder import Recorder
 from hyperslab.train.report import Outcome, TrainProgress, start_report
 from hyperslab.train.run_folder import RunFolder, without_nan
 from hyperslab.train.task import Roles, make_task
+from hyperslab.train.weight_files import find_weights
 from hyperslab.train.write_config import config_to_toml
 
 
@@ -165,7 +166,7 @@ def _summary(trainer: Trainer, mesh: Mesh, folder: RunFolder, test: _Test) -> di
         "best_step": standing.best_step,
         "scores": {part: without_nan(found) for part, found in scores.items() if found},
         "figures": [str(path) for path in test.figures],
-        "weights": str(folder.weights) if folder.weights.exists() else None,
+        "weights": None if (found := find_weights(folder.weights)) is None else str(found),
         "mesh": mesh.grid.describe(),
         "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
     }

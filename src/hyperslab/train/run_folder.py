@@ -28,6 +28,7 @@ from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.io.partial import explained_writing, make_folder, write_file
 from hyperslab.train.checkpoints import find_checkpoints
 from hyperslab.train.process import user_command
+from hyperslab.train.weight_files import find_weights
 
 _log = logging.getLogger("hyperslab")
 
@@ -116,7 +117,11 @@ class RunFolder:
 
     def _check_empty(self) -> None:
         """Raises rather than write over results, or over files that no run of ours has made."""
-        results = [path.name for path in (self.summary, self.weights) if path.exists()]
+        results = [
+            path.name
+            for path in (self.summary, find_weights(self.weights))
+            if path and path.exists()
+        ]
         ours = (self.config, self.log)
         strange = [path.name for path in ours if path.exists() and not self.environment.exists()]
         if results or strange:
