@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import hyperslab as hs
-from hyperslab.testing import RankError, Team
+from hyperslab.testing import RankError, Team, whole
 
 LEGEND = """\
 Each row is one training step of the network as published: train mode, float64, weights and input
@@ -366,6 +366,8 @@ def place(mesh: str, shape: tuple[int, ...]) -> Place:
     axes = ("depth", "height", "width")[{5: 0, 4: 1, 3: 2}.get(len(shape), 0) :]
     kinds = {
         "split": {axes[0]: 2},
+        "channel": {"channel": 2},
+        "both": {"channel": 2, axes[0]: 2},
         "uneven": {axes[0]: 2},
         "sample": {"sample": 2},
         "grid": {"sample": 2, axes[0]: 2},
@@ -376,7 +378,7 @@ def place(mesh: str, shape: tuple[int, ...]) -> Place:
     return Place(kinds[mesh], {axes[0]: [0, shape[2] * 5 // 8 + 1, shape[2]]})
 
 
-MESHES = ("split", "uneven", "sample", "grid", "corner")
+MESHES = ("split", "uneven", "sample", "grid", "corner", "channel", "both")
 
 
 @dataclass(frozen=True)
@@ -473,7 +475,7 @@ def compare(row: Row, where: Place, device: str, compiled: bool = False) -> Row:
         loss.backward()
     except hs.UnsupportedOp as error:
         return replace(row, verdict="refused", why=summary(error))
-    grads = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    grads = {name: whole(p.grad) for name, p in model.named_parameters() if p.requires_grad}
     errors = relative_errors(grads, serial.grads)
     worst = max(errors, key=errors.get, default="")
     row = replace(
@@ -482,7 +484,10 @@ def compare(row: Row, where: Place, device: str, compiled: bool = False) -> Row:
         grads=errors.get(worst, 0.0),
         worst=worst,
         buffers=max(
-            relative_errors(dict(model.named_buffers()), serial.buffers).values(), default=0.0
+            relative_errors(
+                {name: whole(buffer) for name, buffer in model.named_buffers()}, serial.buffers
+            ).values(),
+            default=0.0,
         ),
     )
     tolerance = find(key).tolerance
