@@ -397,16 +397,16 @@ def test_ranks_leave_their_errors_to_who_started_them(launched, folder, monkeypa
 def test_export_says_what_it_wrote(folder, monkeypatch):
     asked = []
 
-    def export_run(run, file, step):
-        asked.append((run, file, step))
+    def export_run(run, file, step, *, shard_nbytes):
+        asked.append((run, file, step, shard_nbytes))
         return 7
 
     module = SimpleNamespace(export_run=export_run)
     monkeypatch.setitem(sys.modules, "hyperslab.train.export", module)
-    arguments = ["export", str(folder), "w.safetensors", "--step", "7"]
+    arguments = ["export", str(folder), "w.safetensors", "--step", "7", "--shard-size", "2GiB"]
     result = CliRunner().invoke(main, arguments)
     assert result.output == "Wrote the weights of step 7 to w.safetensors\n"
-    assert asked == [(folder, Path("w.safetensors"), 7)]
+    assert asked == [(folder, Path("w.safetensors"), 7, 2 << 30)]
     assert os.fspath(folder) in CliRunner().invoke(main, ["export", f"{folder}/no", "x"]).output
 
 

@@ -231,4 +231,4 @@ def export(run: Path, file: Path, step: int | None, shard_size: str) -> None:
     from hyperslab.train.weight_files import find_weights
 
     step = export_run(run, file, step, shard_nbytes=parse_nbytes(shard_size))
-    click.echo(f"Wrote the weights of step {step} to {find_weights(file)}")
+    click.echo(f"Wrote the weights of step {step} to {find_weights(file) or file}")

@@ -103,7 +103,7 @@ class WeightFiles:
     def write(self, key: str, start: Sequence[int], values: Tensor) -> None:
         """Puts ``values`` where they begin at ``start`` in tensor ``key``."""
         place = self._places[key]
-        data = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        data = values.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         at = 0
         for offset, numel in _runs(place.shape, start, values.shape):
             nbytes = numel * place.itemsize
@@ -125,7 +125,7 @@ class WeightFiles:
             at = stop
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        _write_all(fd, np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8), 0)
+        _write_all(fd, memoryview(len(text).to_bytes(8, "little") + text), 0)
         os.ftruncate(fd, 8 + len(text) + at)
         for key, offset, tensor in places:
             shape = tuple(tensor.shape)
@@ -136,7 +136,7 @@ class WeightFiles:
         files = {key: path.name for path, keys in _named(self._path, self._shards) for key in keys}
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=1)
         with partial_file(index_path(self._path)) as (_, fd):
-            _write_all(fd, np.frombuffer(text.encode(), np.uint8), 0)
+            _write_all(fd, memoryview(text.encode()), 0)
 
 
 def _shards(path: Path, tensors: Mapping[str, Tensor], limit: int) -> list[list[str]]:
@@ -188,8 +188,7 @@ def _runs(
         yield first + ahead, math.prod(lengths[outer:])
 
 
-def _write_all(fd: int, data: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> None:
-    view = memoryview(data)
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
     while view:
         done = os.pwrite(fd, view, offset)
         view, offset = view[done:], offset + done

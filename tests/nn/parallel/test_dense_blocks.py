@@ -156,3 +156,13 @@ def test_no_rank_holds_a_whole_matrix_at_any_time(axes):
     parts += [x for state in optimizer.state.values() for x in state.values() if x.numel() > 1]
     assert local_numel(parts) <= 1.15 * 4 * total / 4
     assert largest.numel <= 1.15 * 160 * 192 / 4
+
+
+@pytest.mark.ranks(4)
+def test_what_cuts_the_rows_of_a_layer_cuts_the_columns_of_the_next():
+    mesh = hs.init(channel=2, sample=2, device="cpu", timeout_seconds=100)
+    model = hs.parallelize(stack(12, 8, 6, 12), mesh, plan=BLOCKS)
+    first, second, third = (layer.weight.placements for layer in model[::2])
+    assert [placement.dim for placement in first] == [0, 1]
+    assert [placement.dim for placement in second] == [1, 0]
+    assert third == first
