@@ -244,8 +244,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/ops/reduce/norms.py",
-        "_update(running_var, var.flatten() * (count / (count - 1)), momentum)",
-        "_update(running_var, var.flatten(), momentum)",
+        "_update(running_var, var.flatten() * (count / (count - 1)), x, momentum)",
+        "_update(running_var, var.flatten(), x, momentum)",
         "nn/ops/reduce/test_norms.py dist_ops/test_norm.py",
         "the running variance is biased",
     ),
@@ -272,8 +272,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/parallel/gradient_averaging.py",
-        "        if averaging.is_mean(weight):\n            return\n",
-        "        if averaging._means:\n            return\n",
+        "            if grad.data_ptr() == mean.data_ptr() and not grad._version:\n",
+        "            if True:\n",
         "nn/cuda_graphs/test_graphed_ranks.py",
         "what is added to the gradient of a recorded pass is not averaged",
     ),
@@ -300,8 +300,8 @@ MUTANTS = [
     ),
     Mutant(
         "nn/ops/reduce/losses.py",
-        "weights = widened(whole)[labels * counts] * counts",
-        "weights = widened(whole)[labels * counts]",
+        "weights = widened(weight)[labels * counts] * counts",
+        "weights = widened(weight)[labels * counts]",
         "nn/ops/reduce/test_losses.py",
         "ignored labels count as class 0",
     ),
