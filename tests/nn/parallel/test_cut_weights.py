@@ -254,7 +254,7 @@ def serial(name):
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", WAYS)
 def test_training_gives_the_weights_of_one_process(run, name, axes):
@@ -269,7 +269,7 @@ def trained_sharded(place, name):
 SHARDED = ("clipped", "accumulated", "sgd", "evaluated", "checkpointed", "frozen")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("axes", [{"sample": 2, "channel": 2}, {"channel": 3}], ids=str)
 @pytest.mark.parametrize("name", SHARDED)
 def test_fsdp_spreads_cut_weights_further_and_trains_them_alike(run, name, axes):

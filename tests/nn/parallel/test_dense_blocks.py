@@ -85,7 +85,7 @@ def check_trained(net, num_inputs, mesh, *, is_sharded=True, optimizer="sgd", cl
 
 
 @pytest.mark.ranks
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("is_sharded", [True, False])
 @pytest.mark.parametrize("axes", [{"channel": 2, "sample": 2}, {"channel": 2, "depth": 2}])

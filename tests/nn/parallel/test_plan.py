@@ -83,7 +83,7 @@ def trained(model, x, y):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_planned_module_trains_as_in_one_process(name, axes):
