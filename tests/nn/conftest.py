@@ -12,7 +12,7 @@ MORE_PLACES = [
     Place({"depth": 2}, {"depth": [0, 1, 11]}),
     Place({"sample": 2}, {"sample": [0, 0, 3]}),
     Place({"height": 2, "width": 2}, {"height": [0, 8, 9]}),
-    Place({"channel": 2}, {"channel": [0, 3, 4]}),
+    Place({"channel": 2}),
     Place({"channel": 2, "depth": 2}),
     Place({"sample": 2, "channel": 2}),
     Place({"channel": 2, "height": 2, "width": 2}),
