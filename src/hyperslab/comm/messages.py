@@ -5,8 +5,8 @@ By gloo they go through host memory. Sockets carry small ones between CPUs of on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self, TypeVar
@@ -20,7 +20,6 @@ from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.local_sockets import Receive, Send
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.traffic import traffic
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
 from hyperslab.torch_private import is_traced
@@ -137,6 +136,34 @@ class PendingOnDevice:
 
 
 Posted = Pending | PendingOnDevice
+
+
+class Traffic:
+    """What is sent while somebody counts."""
+
+    def __init__(self) -> None:
+        self.is_counted = False
+        self.nbytes = 0
+
+    def add_boxes(self, messages: Sequence[Message], itemsize: int) -> None:
+        self.nbytes += sum(message.box.numel for message in messages) * itemsize
+
+    def add_sum(self, nbytes: int, num_ranks: int) -> None:
+        """That of a sum over ranks, each of which sums a part and sends it to all."""
+        self.nbytes += 2 * nbytes * (num_ranks - 1) // num_ranks
+
+
+traffic = Traffic()
+
+
+@contextmanager
+def counted_traffic() -> Iterator[Traffic]:
+    """Within it ``nbytes`` grows with what is sent."""
+    traffic.is_counted, traffic.nbytes = True, 0
+    try:
+        yield traffic
+    finally:
+        traffic.is_counted = False
 
 
 def post_messages(

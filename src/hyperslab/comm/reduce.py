@@ -18,8 +18,7 @@ from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.messages import post_on_device, run_on_device
-from hyperslab.comm.traffic import traffic
+from hyperslab.comm.messages import post_on_device, run_on_device, traffic
 from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
 from hyperslab.torch_private import foreach_copy_, is_traced
 

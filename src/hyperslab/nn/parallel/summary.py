@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hyperslab.comm.traffic import Traffic, counted_traffic
+from hyperslab.comm.messages import Traffic, counted_traffic
 from hyperslab.errors import ConfigError
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_leaves
