@@ -135,16 +135,10 @@ def parallelize(
     if mesh.batch_stats != batch_stats:
         mesh = replace(mesh, batch_stats=batch_stats)
     cuts = read_plan(plan or {}, module, mesh)
-    if cuts and shard_weights:
-        raise ConfigError(
-            "plan and shard_weights cannot be given together: FSDP2 wants one mesh for all weights"
-        )
     chains = find_chains(module, depth_first)
-    if cuts and chains:
-        raise ConfigError(
-            "plan and depth_first cannot be given together: the parts of a chain stay on one mesh"
-        )
     sharded = _is_sharded(module, mesh)
+    if cuts:
+        _check_goes_with_plan(by_fsdp=shard_weights or sharded, has_chains=bool(chains))
     empty = meta_parts(module)
     module._apply(partial(_to_device, device=mesh.device))  # type: ignore[no-untyped-call]
     named = depth_first == AUTO or [(chain.name, chain.tile_numel) for chain in chains]
@@ -307,6 +301,19 @@ def _check(module: nn.Module, mesh: Mesh, batch_stats: str) -> None:
             raise ConfigError(f"{name}, a part of the module, is parallelized already")
     check_tensors(module)
     check_layers(module, mesh)
+
+
+def _check_goes_with_plan(*, by_fsdp: bool, has_chains: bool) -> None:
+    """Raises where something wants one mesh for all parts of a module."""
+    if by_fsdp:
+        raise ConfigError(
+            "plan and shard_weights cannot be given together, nor fully_shard be applied before: "
+            "FSDP2 wants one mesh for all weights"
+        )
+    if has_chains:
+        raise ConfigError(
+            "plan and depth_first cannot be given together: the parts of a chain stay on one mesh"
+        )
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
