@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hyperslab.nn.parallel.summary import summarize as summarize
     from hyperslab.nn.placement import from_local as from_local, gather as gather, shard as shard
     from hyperslab.nn.slab import Slab as Slab
+    from hyperslab.planner.planning import plan as plan
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize
 
@@ -42,6 +43,7 @@ _LAZY = {
     "from_local": "hyperslab.nn",
     "gather": "hyperslab.nn",
     "parallelize": "hyperslab.nn",
+    "plan": "hyperslab.planner.planning",
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
     "summarize": "hyperslab.nn",

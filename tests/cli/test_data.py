@@ -137,6 +137,7 @@ def test_stage_copies_the_box_of_some_ranks(cosmo):
     assert "5 staged in whole" in run("stage", cosmo, "whole", "--preset", "cosmoflow").output
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_temporary_file(tmp_path):
     for number in range(4):
         np.save(tmp_path / f"{number}.npy", np.random.default_rng(0).random((2, 50, 100, 100)))

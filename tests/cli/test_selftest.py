@@ -38,6 +38,7 @@ def test_what_an_exchange_costs_is_told_with_the_transport(figures, words):
     assert words in describe_exchange(normal | {"exchanges": COST} | figures)
 
 
+@pytest.mark.slow
 def test_a_step_that_raises_is_a_failed_check_with_its_reason():
     [check] = run_selftest("no-such-device")
     assert check.name == "no-such-device: all_reduce"

@@ -243,6 +243,7 @@ def test_local_ranks_train_together_and_rank_0_prints(fake_trainer):
     ]
 
 
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("name", "code", "told"),
     [
@@ -260,6 +261,7 @@ def test_local_ranks_tell_how_they_ended_once(fake_trainer, name, code, told):
     assert done.stderr.count("\n") == (2 if told else 1)
 
 
+@pytest.mark.slow
 def test_an_error_that_nobody_meant_comes_with_its_traceback(fake_trainer):
     done = train_on_ranks("bug")
     assert done.returncode == 1
@@ -267,6 +269,7 @@ def test_an_error_that_nobody_meant_comes_with_its_traceback(fake_trainer):
     assert "KeyError: 'oops'" in done.stderr
 
 
+@pytest.mark.slow
 def test_local_ranks_know_the_command_that_the_user_gave(fake_trainer):
     done = train_on_ranks("command", "--set", "run.folder=a b")
     assert "-m hyperslab train hepcnn --json --ranks 2" in done.stdout
@@ -291,6 +294,7 @@ def train_into(stdout, *arguments, stderr=subprocess.PIPE):
     return done.returncode, done.stderr
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("arguments", [["--list"], ["--list", "--json"], ["hepcnn", "--show"]])
 def test_an_answer_that_cannot_be_written_is_an_error(arguments, closed_pipe):
     with Path("/dev/full").open("w") as full:
@@ -299,6 +303,7 @@ def test_an_answer_that_cannot_be_written_is_an_error(arguments, closed_pipe):
     assert train_into(closed_pipe, *arguments) == (1, "")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "code"), [("unread", 0), ("unread-stopped", 75)])
 def test_a_run_is_what_it_is_even_if_nobody_can_read_of_it(fake_trainer, closed_pipe, name, code):
     arguments = ["hepcnn", "--json", "--set", f"model.name={name}"]

@@ -111,15 +111,16 @@ def load_into(folder, mesh, model=None, optimizer=None):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("axes", "shard_weights"),
     [
-        ({"sample": 1}, False),
-        ({"sample": 2}, False),
-        ({"depth": 2}, False),
         ({"depth": 2}, True),
+        ({"sample": 1}, False),
         ({"channel": 3}, False),
+        ({"sample": 2}, False),
         ({"sample": 2, "channel": 2}, True),
+        ({"depth": 2}, False),
     ],
 )
 def test_ten_steps_are_five_and_five_to_the_bit(axes, shard_weights, tmp_path):
@@ -159,6 +160,7 @@ QUARTERS, SHARDED = ({"sample": 2, "depth": 2}, True), ({"height": 2}, True)
 CHANNELS, SHARDED_CHANNELS = ({"channel": 4}, False), ({"sample": 2, "channel": 2}, True)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("there", "here"),
     [

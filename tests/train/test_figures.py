@@ -157,6 +157,7 @@ def test_every_task_draws_its_figures(kind, output, target, names, tmp_path, fig
         check_layout(figure)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "output", "target", "remarks"),
     [

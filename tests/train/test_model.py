@@ -80,7 +80,7 @@ def test_short_products_are_those_asked_for_and_only_for_the_run(precision, allo
 )
 def test_graphs_are_automatic_for_models_of_hyperslab(monkeypatch, name, asked, given):
     options = []
-    monkeypatch.setattr(training_model, "_built", lambda config: network())
+    monkeypatch.setattr(training_model, "build_model", lambda config: network())
     monkeypatch.setattr(training_model, "parallelize", lambda *_, **more: options.append(more))
     config = Config(
         model=ModelConfig(name=name), data=DataConfig(files="a.h5"), train=TrainConfig(**asked)

@@ -311,6 +311,7 @@ CHOICES = {
     "train.accumulate": [1],
     "train.cuda_graphs": [True, "auto"],
     "train.shard_weights": [False],
+    "mesh.auto": [False],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
 }

@@ -101,6 +101,7 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_bits(files, tmp_path, s
 
 
 @pytest.mark.ranks
+@pytest.mark.every(4)
 @pytest.mark.parametrize("axes", [{"depth": 2}, {"sample": 2}, {"channel": 2}])
 def test_a_run_on_several_ranks_that_goes_on_has_the_same_bits(axes, files, tmp_path):
     check_resumed(tmp_path, files, axes, 3)
@@ -114,6 +115,7 @@ def half(files, tmp_path):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "axes", [{"depth": 2}, {"sample": 2, "height": 2}, {"channel": 2}, {"channel": 2, "depth": 2}]
 )
@@ -123,6 +125,7 @@ def test_a_run_goes_on_on_another_mesh(axes, files, half, straight):
     assert_close(weights(half), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_sharded_weights_learn_the_same_and_go_on_replicated(files, tmp_path, straight):
     train(tmp_path / "run", files, "mesh.depth=2", "train.shard_weights=true", "train.steps=4")
@@ -131,6 +134,7 @@ def test_sharded_weights_learn_the_same_and_go_on_replicated(files, tmp_path, st
     assert_close(weights(tmp_path / "run"), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_cut_weights_that_are_sharded_learn_the_same_and_go_on_whole(files, tmp_path, straight):
     cut = ["mesh.sample=2", "mesh.channel=2", "train.shard_weights=true"]
@@ -140,6 +144,7 @@ def test_cut_weights_that_are_sharded_learn_the_same_and_go_on_whole(files, tmp_
     assert_close(weights(tmp_path / "run"), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_cut_weights_are_clipped_and_their_passes_accumulated(files, tmp_path):
     shared = [PLAIN, "mesh.channel=2", "data.batch_size=4", "train.clip=0.05"]
@@ -378,7 +383,9 @@ def assert_goes_on(folder, straight):
     assert_close(weights(folder), weights(straight))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("then", [["mesh.channel=4"], ["mesh.sample=4"], [*BLOCKS]])
 def test_blocks_go_on_on_another_mesh(then, files, tmp_path, straight_wide):
     train_wide(tmp_path / "run", files, *BLOCKS, "train.steps=3")
@@ -387,10 +394,11 @@ def test_blocks_go_on_on_another_mesh(then, files, tmp_path, straight_wide):
     assert_goes_on(tmp_path / "run", straight_wide)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_passes_of_blocks_are_accumulated(files, tmp_path):
-    train_wide(tmp_path / "one", files, *BLOCKS)
-    train_wide(tmp_path / "two", files, *BLOCKS, "train.accumulate=2")
+    train_wide(tmp_path / "one", files, *BLOCKS, "train.epochs=1")
+    train_wide(tmp_path / "two", files, *BLOCKS, "train.epochs=1", "train.accumulate=2")
     assert_goes_on(tmp_path / "two", tmp_path / "one")
 
 

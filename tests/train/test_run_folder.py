@@ -3,14 +3,14 @@
 import json
 import logging
 import os
-import subprocess
-import sys
+import signal
 
 import pytest
 
 import hyperslab as hs
 from hyperslab.errors import CommError, ConfigError, FormatError, HyperslabError
-from hyperslab.train.run_folder import RunFolder, describe_environment
+from hyperslab.testing import Team
+from hyperslab.train.run_folder import FolderLock, RunFolder, describe_environment
 
 CONFIG = '[model]\nname = "CosmoFlow"\n\n[train]\nepochs = 10\n'
 
@@ -101,24 +101,24 @@ def test_one_run_at_a_time(tmp_path):
     begin(tmp_path).close()
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from hyperslab.train.run_folder import FolderLock
-lock = FolderLock.take(Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(60)
-"""
+held = []
+
+
+def hold(path):
+    held.append(FolderLock.take(path))
+    return os.getpid()
+
+
+def be_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_lock_of_a_killed_run_is_free(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as other:
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=f"process {other.pid} on"):
+    with Team(1) as team:
+        [pid] = team.run(hold, tmp_path)
+        with pytest.raises(ConfigError, match=f"process {pid} on"):
             begin(tmp_path)
-        other.kill()
+        team.run(be_killed, may_die=[0])
     begin(tmp_path).close()
 
 

@@ -285,6 +285,8 @@ def count_ranks(config: Config, asked: int | None) -> RankCount:
         _check_asked(asked, product, shown, is_fixed=axes["sample"] is not None)
         return RankCount(asked, "--ranks")
     num_gpus = 0 if config.mesh.device == "cpu" else count_gpus()
+    if config.mesh.auto:
+        return RankCount(max(1, num_gpus), f"{num_gpus} GPUs")
     if cut or axes["sample"] is not None:
         more = num_gpus // product * product if axes["sample"] is None else 0
         advice = f"--ranks {more} would use {more} of {num_gpus} GPUs" if more > product else ""

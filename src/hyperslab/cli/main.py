@@ -35,6 +35,7 @@ class LazyGroup(click.Group):
 COMMANDS = {
     "doctor": "hyperslab.cli.doctor",
     "data": "hyperslab.cli.data",
+    "plan": "hyperslab.cli.plan",
     "train": "hyperslab.cli.train",
     "export": "hyperslab.cli.train",
 }
@@ -45,6 +46,8 @@ Examples:
   hyperslab doctor                        is this machine ready?
   hyperslab doctor --json > machine.json  the same for a program or a bug report
   hyperslab data info cosmo/*.h5          what is in these files?
+  hyperslab plan cosmoflow-512 --gpus 64 --machine dgx-h100
+                                          how is it best cut over GPUs, and how fast?
   hyperslab train cosmoflow-64            train on the universes in cosmo/
   hyperslab --traceback doctor            where an error came from
 """

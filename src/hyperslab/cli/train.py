@@ -42,6 +42,7 @@ Examples:
   hyperslab data synth cosmo --size 64 --count 256 cosmo
   hyperslab train cosmoflow-64                         trains on them, into runs/cosmoflow-64
   hyperslab train cosmoflow-64 --set mesh.depth=2      two local ranks share each cube
+  hyperslab train cosmoflow-64 --set mesh=auto --ranks 2    the planner chooses the mesh
   hyperslab train cosmoflow-64 --resume                goes on where it was stopped
   hyperslab train cosmoflow-128 --show > mine.toml     all settings, to be edited
   hyperslab train mine.toml --set data.batch_size=8 --set 'data.files="big/*.h5"'

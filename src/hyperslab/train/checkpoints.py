@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hyperslab.comm.failure_report import contact
+from hyperslab.comm.failure_report import contact_beside_passes
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
@@ -279,7 +279,7 @@ class Checkpoints:
 
     def _write_files(self, tensors: Mapping[str, Tensor], folder: Path) -> dict[str, FileSum]:
         """The files that all ranks wrote, by name."""
-        with contact("writing a checkpoint", self._mesh), explained_writing(folder):
+        with contact_beside_passes("writing a checkpoint", self._mesh), explained_writing(folder):
             write_tensors(tensors, folder, self._channel.group)
         names = [f"__{self._mesh.rank}_*", *([METADATA] if self._mesh.rank == 0 else [])]
         own = do_together(

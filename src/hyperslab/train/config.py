@@ -141,6 +141,9 @@ class DataConfig:
 class MeshConfig:
     """How many ranks there are along each axis; ``sample`` takes what the others leave."""
 
+    auto: bool = False
+    """Leaves the axes to the planner, for as many ranks as there are: ``mesh=auto`` in short."""
+
     sample: int | None = None
     channel: int = 1
     depth: int = 1
@@ -160,6 +163,11 @@ class MeshConfig:
     def __post_init__(self) -> None:
         for axis in AXES:
             _at_least(f"mesh.{axis}", getattr(self, axis), 1)
+            if self.auto and getattr(self, axis) not in (None, 1):
+                raise ConfigError(
+                    f"mesh.auto leaves the axes to the planner, but mesh.{axis} = "
+                    f"{getattr(self, axis)}: leave out one of them (mesh.auto=false)"
+                )
         _above("mesh.timeout_seconds", self.timeout_seconds, 0)
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 from hyperslab.annotations import MisfitError, accepts, expected, fit
 from hyperslab.errors import ConfigError
+from hyperslab.layout import AXES
 from hyperslab.train.config import Config
 from hyperslab.train.write_config import toml_key, toml_value
 
@@ -192,6 +193,8 @@ def merged(base: Tables, over: Tables) -> Tables:
     for table, pairs in over.items():
         mine = found.setdefault(table, {})
         forget_options(mine, pairs.get("name"))
+        if pairs.get("auto") is True:
+            forget_axes(mine)
         for name, value in pairs.items():
             old = mine.get(name)
             merge = name in MERGED and isinstance(old, dict) and isinstance(value, dict)
@@ -203,3 +206,9 @@ def forget_options(pairs: dict[str, Any], name: str | None) -> None:
     """Drops options that belong to what ``pairs`` names, if it is to be another ``name``."""
     if name is not None and pairs.get("name") not in (None, name):
         pairs.pop("options", None)
+
+
+def forget_axes(pairs: dict[str, Any]) -> None:
+    """Drops the axes of a mesh, which the planner is to choose."""
+    for axis in AXES:
+        pairs.pop(axis, None)

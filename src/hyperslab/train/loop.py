@@ -19,6 +19,7 @@ from hyperslab.nn import clip_grad_norm_
 from hyperslab.nn.parallel.parallelize import Parallel
 from hyperslab.store import Loader
 from hyperslab.torch_private import foreach_div_
+from hyperslab.train.auto_mesh import Forecast
 from hyperslab.train.checkpoint_state import random_state, set_random_state
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
@@ -85,6 +86,8 @@ class Trainer:
     """Of the samples in each part: no sample may go from one to another when a run goes on."""
     standing: Standing = field(default_factory=Standing)
     pace: Pace = field(default_factory=Pace)
+    forecast: Forecast | None = None
+    """What the planner has predicted, if it chose the mesh."""
     _norm: Tensor | None = None
     """Of the last step's gradients, before they were clipped."""
 
@@ -164,6 +167,8 @@ class Trainer:
             self._report()
         else:
             self.progress.step(self.standing.step, self.loader.epoch)
+        if self.forecast is not None and (line := self.forecast.after_step()):
+            self.progress.say(line)
 
     # Between epochs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyperslab.comm.mesh import Mesh
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.io import Dataset
 from hyperslab.models import MODELS, build
 from hyperslab.models.build import check_options
 from hyperslab.nn import parallelize
-from hyperslab.train.config import Config
+from hyperslab.train.config import Config, ModelConfig
 from hyperslab.train.export import load_weights
 from hyperslab.train.named import find_named
 
@@ -36,7 +36,7 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - for the code of users
     torch.manual_seed(seed)
-    model = _built(config)
+    model = build_model(config.model)
     if settings.precision == "fp64":
         model.double()
     if config.model.weights is not None:
@@ -68,17 +68,17 @@ def _is_users(name: str) -> bool:
     return ":" in name
 
 
-def _draws_later(config: Config) -> bool:
+def _draws_later(config: ModelConfig) -> bool:
     """Whether the model can be made without values, which each rank draws where it holds them.
 
     Then no rank ever holds a matrix that is cut over ranks. They are the same on any mesh.
     """
-    is_able = hasattr(MODELS.get(config.model.name), "reset_parameters")
-    return is_able and config.model.weights is None
+    return hasattr(MODELS.get(config.name), "reset_parameters") and config.weights is None
 
 
-def _built(config: Config) -> nn.Module:
-    name, options = config.model.name, config.model.options
+def build_model(config: ModelConfig) -> nn.Module:
+    """The plain module, with weights of its own."""
+    name, options = config.name, config.options
     if not _is_users(name):
         with torch.device("meta") if _draws_later(config) else nullcontext():
             return build(name, options)
@@ -88,6 +88,19 @@ def _built(config: Config) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model.name = {name!r} gives a {type(model).__name__}, not a module")
     return model
+
+
+def build_without_values(config: ModelConfig) -> nn.Module:
+    """The plain module to look at, on the meta device if its code can run there."""
+    with suppress(Exception), torch.device("meta"):
+        return build_model(config)
+    try:
+        return build_model(config)
+    except HyperslabError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model {config.name} cannot be made: {said}") from error
 
 
 # Activations computed again in the backward pass, rather than kept

@@ -22,6 +22,7 @@ from hyperslab.train.config_schema import (
     check_table,
     checked_tables,
     checked_value,
+    forget_axes,
     forget_options,
     merged,
     required,
@@ -29,6 +30,8 @@ from hyperslab.train.config_schema import (
 )
 from hyperslab.train.preset_list import PRESETS, preset_text
 
+SHORT = {"mesh=auto": "mesh.auto=true"}
+"""Changes by their shorter forms."""
 SAVED_AS = "config.toml"
 """The configuration's name in the folder of a run."""
 
@@ -77,6 +80,8 @@ def _layers(source: str, users: tuple[str, ...]) -> Tables:
             f"{source} is its own base{f', by way of {users[-1]}' if users[1:] else ''}"
         )
     content = _parsed(source)
+    if content.get("mesh") == "auto":
+        content["mesh"] = {"auto": True}
     base = content.pop("base", None)
     found = checked_tables(content, source)
     if Path(source).is_dir() and source not in PRESETS:
@@ -144,12 +149,15 @@ def _missing(path: Path) -> str:
 def apply_changes(found: Tables, changes: Sequence[str]) -> Tables:
     """``found`` with ``changes`` made to it, the last one last."""
     found = {table: dict(pairs) for table, pairs in found.items()}
-    parsed = [Change(text) for text in changes]
+    parsed = [Change(SHORT.get("".join(text.split()), text)) for text in changes]
     names = {change.table: change.value for change in parsed if change.path[1:] == ("name",)}
     for table, name in names.items():
         forget_options(found.setdefault(table, {}), str(name))
     for change in parsed:
-        change.apply(found.setdefault(change.table, {}))
+        pairs = found.setdefault(change.table, {})
+        if change.path == ("mesh", "auto") and change.value is True:
+            forget_axes(pairs)
+        change.apply(pairs)
     return found
 
 

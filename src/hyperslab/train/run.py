@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import time
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hyperslab.comm.agree import run_on_all
-from hyperslab.comm.join import init
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
+from hyperslab.train.auto_mesh import choose_mesh, init_mesh
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
 from hyperslab.train.datasets import digest, make_loader, open_parts
@@ -42,20 +42,26 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
     """
     start = time.monotonic()
     with ExitStack() as stack:
-        mesh = init(**asdict(config.mesh))
+        asked, forecast, lines = config, None, list[str]()
+        mesh = init_mesh(config.mesh)
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
-        parts = run_on_all(lambda: open_parts(config), mesh)
+        parts = run_on_all(lambda: open_parts(asked), mesh)
+        if asked.mesh.auto:
+            choice = choose_mesh(asked, mesh, parts["train"])
+            config, forecast, lines = choice.config, choice.forecast, choice.lines
+            mesh = init_mesh(config.mesh)
         model = make_model(config, mesh, parts["train"])
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
+        trainer.forecast = forecast
         went_on = resume and trainer.resume()
-        folder.note_start(config_to_toml(config), mesh)
+        folder.note_start(config_to_toml(asked), mesh)
         trainer.recorder.begin(trainer.standing.step)
         trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
-        for line in start_report(config, mesh, parts):
+        for line in (*lines, *start_report(config, mesh, parts)):
             trainer.progress.say(line)
         if went_on:
             trainer.progress.say(f"Going on from step {trainer.standing.step}")

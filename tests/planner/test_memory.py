@@ -1,0 +1,97 @@
+"""Memory of networks small enough to count by hand."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hyperslab.layout import Window
+from hyperslab.planner.memory import lbann_memory, step_memory
+from hyperslab.planner.network import INPUT, Layer, Network
+from hyperslab.planner.shards import Cut, Shards
+
+SAME = (Window(3, 1, 1, 1),) * 2
+SAMPLE, FIRST, SECOND = 2 * 8 * 8, 6 * 8 * 8, 4 * 8 * 8
+"""Elements of the sample and of two convolutions' outputs."""
+LAYERS = (
+    Layer("a", "conv2d", "conv", (INPUT,), (6, 8, 8), SAME, num_weights=108, keeps=(INPUT,)),
+    Layer("a", "relu", "pointwise", (0,), (6, 8, 8), keeps=(0,), is_in_place=True),
+    Layer("b", "conv2d", "conv", (1,), (4, 8, 8), SAME, num_weights=216, keeps=(1,)),
+)
+NETWORK = Network("two", (2, 8, 8), LAYERS, 324, 2)
+
+
+def memory(cut=(1, 1, 1, 1, 1), batch=1, precision="fp32", optimizer="adam", **options):
+    shards = Shards(NETWORK, Cut(cut), batch)
+    options = {"fuses": False} | options
+    return step_memory(shards, precision=precision, optimizer=optimizer, **options)
+
+
+def test_two_convolutions_by_hand():
+    found = memory()
+    assert found.weights == 324 * (4 + 4)
+    assert found.optimizer == 324 * 8
+    # While the second runs: the sample, what both keep, and what the second reads and makes.
+    assert found.activations == 4 * (SAMPLE + FIRST + FIRST + SECOND)
+    assert found.halos == 0
+    assert found.total == found.weights + found.optimizer + found.activations
+
+
+def test_bfloat16_halves_activations_and_copies_weights():
+    assert memory(precision="bf16").activations == memory().activations / 2
+    assert memory(precision="bf16").weights == 324 * (4 + 4 + 2)
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("momentum", 1), ("adamw", 2)])
+def test_what_an_optimizer_keeps(optimizer, states):
+    assert memory(optimizer=optimizer).optimizer == 324 * 4 * states
+
+
+def test_of_a_recomputed_module_the_input_is_kept():
+    pool = (Window(2, 2, 0, 1),) * 2
+    pooled, wide = 6 * 4 * 4, 40 * 4 * 4
+    layers = (
+        LAYERS[0],
+        Layer("a", "avg_pool2d", "pool", (0,), (6, 4, 4), pool, keeps=(0,)),
+        Layer("b", "conv2d", "conv", (1,), (40, 4, 4), SAME, keeps=(1,)),
+    )
+    shards = Shards(Network("", (2, 8, 8), layers, 0), Cut((1,) * 5), 1)
+
+    def activations(*recomputed):
+        options = {"precision": "fp32", "optimizer": "sgd", "fuses": False}
+        return step_memory(shards, **options, recomputed=recomputed).activations / 4
+
+    assert activations() == SAMPLE + FIRST + pooled + (pooled + wide)
+    # Its first output is there only while it runs, beside what the pool reads and makes.
+    assert activations("a") == SAMPLE + FIRST + (FIRST + pooled)
+    # The second one's input is kept anyway, once.
+    assert activations("b") == activations()
+
+
+def test_halos_of_the_layer_that_fetches_most():
+    split = memory((1, 1, 1, 4, 1))
+    rows = 2 * 8  # above and below, the whole width
+    assert split.halos == 4 * 6 * rows
+    assert split.activations == memory().activations / 4
+
+
+def test_samples_and_channels_are_shared():
+    assert memory((2, 1, 1, 1, 1), batch=4).activations == 2 * memory().activations
+    assert memory((1, 2, 1, 1, 1)).weights == memory().weights / 2
+
+
+@given(st.integers(1, 8), st.integers(0, 3), st.sampled_from(["fp32", "bf16"]))
+def test_more_ranks_never_need_more_each(batch, power, precision):
+    for axis in (0, 3, 4):
+        cuts = [[1] * 5, [1] * 5]
+        cuts[0][axis], cuts[1][axis] = 2**power, 2 ** (power + 1)
+        if cuts[1][axis] <= 8:
+            few, many = (memory(tuple(each), batch, precision) for each in cuts)
+            assert many.activations <= few.activations
+
+
+def test_lbann_counts_outputs_and_gradients_in_float32():
+    assert lbann_memory(NETWORK) == 2 * 4 * (2 * SAMPLE + FIRST + FIRST + SECOND)
+
+
+def test_lbann_counts_no_views():
+    flat = Layer("c", "flatten", "view", (2,), (SECOND,), is_in_place=True)
+    assert lbann_memory(Network("", (2, 8, 8), (*LAYERS, flat), 0)) == lbann_memory(NETWORK)
