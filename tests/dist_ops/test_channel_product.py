@@ -1,12 +1,13 @@
 """Products by cut weights during which messages travel."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperslab as hs
 from hyperslab.dist_ops import channel_product, choices
@@ -66,3 +67,54 @@ def test_values_and_gradients_are_those_of_one_process(name, axes):
     for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
         torch.testing.assert_close(whole(mine.grad), theirs.grad, **close)
     assert calls == ["_ScatterProduct" if name.endswith("channels") else "_GatherProduct"]
+
+
+class NewMemory(TorchDispatchMode):
+    """Within it, the functions that give at least ``numel`` elements of memory of their own."""
+
+    def __init__(self, numel):
+        super().__init__()
+        self.numel, self.functions = numel, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        known = [x.data_ptr() for x in (*args, *(kwargs or {}).values()) if is_plain(x)]
+        if is_plain(out) and out.numel() >= self.numel and out.data_ptr() not in known:
+            self.functions.append(str(function))
+        return out
+
+
+def is_plain(x):
+    return isinstance(x, torch.Tensor) and not isinstance(x, DTensor)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("sizes", [(96, 144), (144, 96)])
+def test_nothing_as_large_as_a_cut_weight_is_made_but_its_gradient(sizes, hidden):
+    mesh = hs.init(channel=2, device="cpu", timeout_seconds=100)
+    ours = hs.parallelize(nn.Sequential(nn.Linear(*sizes)), mesh)
+    with hidden_messages() if hidden else nullcontext():
+        loss = ours(hs.shard(seeded(4, sizes[0]).float(), mesh)).square().mean()
+        with NewMemory(96 * 144 // 2) as made:
+            loss.backward()
+    assert made.functions == ["aten.empty_like.default"]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hidden", [True, False])
+@pytest.mark.parametrize("sizes", [(6, 9), (9, 6)])
+def test_gradients_of_complex_layers_are_those_of_one_process(sizes, hidden):
+    mesh = hs.init(channel=2, device="cpu", timeout_seconds=100)
+    torch.manual_seed(2)
+    serial = nn.Linear(*sizes, dtype=torch.complex128)
+    torch.manual_seed(2)
+    ours = hs.parallelize(nn.Sequential(nn.Linear(*sizes, dtype=torch.complex128)), mesh)
+    x = torch.complex(seeded(4, sizes[0]), seeded(4, sizes[0], seed=1))
+    first, given = (x.clone().requires_grad_() for _ in range(2))
+    serial(first).abs().square().sum().backward()
+    with hidden_messages() if hidden else nullcontext():
+        ours(hs.shard(given, mesh)).abs().square().sum().backward()
+    torch.testing.assert_close(given.grad, first.grad)
+    for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine.grad), theirs.grad)

@@ -40,7 +40,7 @@ GRIDS = [
 ]
 """Up to 16 ranks, so up to 4 long axes."""
 
-simulation = settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+simulation = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 
 def cuts_of(extent: int, num: int) -> st.SearchStrategy[Cuts]:

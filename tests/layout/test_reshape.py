@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 GRIDS = [Grid(sizes) for sizes in product((1, 2, 3), repeat=len(AXES)) if math.prod(sizes) <= 16]
 FACTORS = st.lists(st.sampled_from([2, 2, 2, 3, 3, 5]), max_size=5)
 
-simulation = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+simulation = settings(max_examples=75, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite

@@ -85,23 +85,24 @@ def fail_at(loader, index, rank):
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("store", ["memory", "none"])
 @pytest.mark.parametrize("bad_samples", ["stop", "skip"])
-def test_all_ranks_stop_if_one_fails(bad_samples, store, num_nodes, tmp_path, monkeypatch):
-    for index in range(4):
-        np.save(tmp_path / f"{index}.npy", np.full(SHAPE, index, np.float32))
-    mesh = hs.init(sample=2, device="cpu")
-    monkeypatch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % num_nodes}")
-    data = hs.open(tmp_path / "*.npy", axes="CHW")
-    settings = {"batch_size": 2, "shuffle": "none", "store": store, "bad_samples": bad_samples}
-    with hs.Loader(data, mesh, **settings) as loader:
-        fail_at(loader, 3, rank=1)
-        for _ in range(2):  # nor is it forgotten when the loop is begun again
-            steps = iter(loader)
-            assert rows(next(steps)) == [0, 1]
-            with pytest.raises((ValueError, hs.CommError)) as raised:
-                next(steps)
-            assert "a reader of the user's own" in str(raised.value)
-        assert mesh.rank or "(rank 1)" in str(raised.value)
-        assert loader.skipped == {}
+def test_all_ranks_stop_if_one_fails(bad_samples, store, num_nodes, tmp_path):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for index in range(4):
+            np.save(tmp_path / f"{index}.npy", np.full(SHAPE, index, np.float32))
+        mesh = hs.init(sample=2, device="cpu")
+        monkeypatch.setenv("HYPERSLAB_NODE", f"node {mesh.rank % num_nodes}")
+        data = hs.open(tmp_path / "*.npy", axes="CHW")
+        settings = {"batch_size": 2, "shuffle": "none", "store": store, "bad_samples": bad_samples}
+        with hs.Loader(data, mesh, **settings) as loader:
+            fail_at(loader, 3, rank=1)
+            for _ in range(2):  # nor is it forgotten when the loop is begun again
+                steps = iter(loader)
+                assert rows(next(steps)) == [0, 1]
+                with pytest.raises((ValueError, hs.CommError)) as raised:
+                    next(steps)
+                assert "a reader of the user's own" in str(raised.value)
+            assert mesh.rank or "(rank 1)" in str(raised.value)
+            assert loader.skipped == {}
 
 
 @pytest.mark.ranks(2)

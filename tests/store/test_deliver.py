@@ -9,13 +9,13 @@ from hypothesis import given, settings, strategies as st
 import hyperslab as hs
 from hyperslab.io import ArraySpec
 from hyperslab.io.spec import axes_of
-from hyperslab.layout import Box
+from hyperslab.layout import Box, Span
 from hyperslab.store.augment import Augmentation
 from hyperslab.store.batches import Rows
 from hyperslab.store.deliver import ReadyRows, SlabDelivery, normalized
 from hyperslab.store.normalize import Normalize
 
-MESHES = [{"sample": 1}, {"sample": 2}, {"height": 2}]
+MESHES = [{"sample": 1}, {"sample": 2}, {"height": 2}, {"channel": 2}, {"channel": 4}]
 DTYPES = ["i1", "u2", "i2", "u4", "i8", "u8", "f2", "f4", "f8", "?", "c8", "c16"]
 
 
@@ -152,7 +152,7 @@ def test_a_large_offset_is_subtracted_before_digits_are_dropped(tmp_path, dtype)
 @pytest.mark.parametrize("how", ["minmax", "standard"])
 def test_a_channel_that_is_constant_becomes_0(how):
     x, stats = torch.full((1, 1, 2, 2), 5.0), torch.tensor([[[5.0, 5.0, 5.0, 0.0]]])
-    assert normalized(x, Normalize.named(how), stats, True).tolist() == [[[[0, 0], [0, 0]]]]
+    assert normalized(x, Normalize.named(how), stats, Span(0, 1)).tolist() == [[[[0, 0], [0, 0]]]]
 
 
 def filled(spec, box, samples, turns, later):

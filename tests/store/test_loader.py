@@ -56,6 +56,7 @@ def schedule_of(**kwargs):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(3)
 @pytest.mark.parametrize("store", ["memory", "none"])
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 def test_every_mesh_visits_the_same_samples_in_the_same_order(axes, store, samples):
@@ -69,6 +70,7 @@ def test_every_mesh_visits_the_same_samples_in_the_same_order(axes, store, sampl
 
 
 @pytest.mark.ranks
+@pytest.mark.every(3)
 @pytest.mark.parametrize("store", ["memory", "none"])
 @pytest.mark.parametrize(
     "axes",
@@ -103,6 +105,7 @@ def test_cubes_are_turned_in_the_memory_of_the_ranks(axes, cubes):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("augment", "num_nodes"), [(None, 2), ("flip", 2), ("flip", 4)])
 @pytest.mark.parametrize("axes", [{"sample": 2, "depth": 2}, {"sample": 4}], ids=str)
 def test_boxes_come_from_other_nodes_as_messages(axes, num_nodes, augment, samples):
@@ -118,6 +121,7 @@ def test_boxes_come_from_other_nodes_as_messages(axes, num_nodes, augment, sampl
 
 
 @pytest.mark.ranks
+@pytest.mark.every(3)
 @pytest.mark.parametrize("budget", [0, "2kB"])
 @pytest.mark.parametrize("disk", [True, False])
 @pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2}], ids=str)
@@ -140,6 +144,7 @@ def test_what_does_not_fit_into_memory_is_on_disk_or_read_again(
 
 
 @pytest.mark.ranks
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shuffle", ["global", "local", "none"])
 @pytest.mark.parametrize("axes", [{"sample": 2}, {"sample": 4}, {"depth": 2}], ids=str)
 def test_an_epoch_goes_on_in_the_middle_on_another_mesh(axes, shuffle, samples):
@@ -206,6 +211,7 @@ def test_short_batches_may_be_dropped_and_no_batch_made_ahead(axes, samples):
 
 
 @pytest.mark.ranks
+@pytest.mark.every(3)
 @pytest.mark.parametrize("store", ["memory", "none"])
 @pytest.mark.parametrize("axes", [{"sample": 2}, {"depth": 2}, {"sample": 1}], ids=str)
 def test_ranks_of_a_node_copy_what_they_read_to_its_disk(axes, store, samples, tmp_path):

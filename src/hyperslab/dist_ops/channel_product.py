@@ -7,8 +7,8 @@ first makes what belongs to others, which leaves while it makes its own.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.fetch import add_returned, fetch, post_fetch, post_return, reduce_scatter
 from hyperslab.comm.mesh import Mesh
+from hyperslab.dist_ops.cut_weight import divide
 from hyperslab.kernels.conv import Convolution
 from hyperslab.layout import Box, Exchange
 
@@ -37,10 +38,13 @@ class Product(ABC):
     def run(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def run_backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, wants: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of input and weight, as far as they are wanted."""
+    def input_grad(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def weight_grad_(
+        self, into: Tensor, grad: Tensor, x: Tensor, num: int, *, adds: bool = False
+    ) -> None:
+        """Writes the gradient of the weight, divided by ``num``, or adds it to what is there."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,20 @@ class ConvProduct(Product):
     def run(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.convolution.run(x, weight, None)
 
-    def run_backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, wants: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        return self.convolution.run_backward(grad, x, weight, (*wants, False))[:2]
+    def input_grad(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        found = self.convolution.run_backward(grad, x, weight, (True, False, False))[0]
+        assert found is not None
+        return found
+
+    def weight_grad_(
+        self, into: Tensor, grad: Tensor, x: Tensor, num: int, *, adds: bool = False
+    ) -> None:
+        found = self.convolution.run_backward(grad, x, into, (False, True, False))[1]
+        assert found is not None
+        if adds:
+            into.add_(found, alpha=1 / num)
+        else:
+            torch.div(found, num, out=into)
 
 
 class DenseProduct(Product):
@@ -73,25 +87,57 @@ class DenseProduct(Product):
     def run(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
 
-    def run_backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, wants: tuple[bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None]:
-        wants_x, wants_weight = wants
-        rows = grad.reshape(-1, grad.shape[-1])
-        return (
-            grad @ weight if wants_x else None,
-            rows.T @ x.reshape(-1, x.shape[-1]) if wants_weight else None,
-        )
+    def input_grad(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return grad @ weight.conj()
+
+    def weight_grad_(
+        self, into: Tensor, grad: Tensor, x: Tensor, num: int, *, adds: bool = False
+    ) -> None:
+        num_rows = math.prod(x.shape[:-1])
+        filters, channels = (t.reshape(num_rows, t.shape[-1]) for t in (grad, x))
+        torch.addmm(into, filters.T, channels.conj(), beta=adds, alpha=1 / num, out=into)
+
+
+def dense_product(x: Tensor, weight: Tensor, num: int) -> Tensor:
+    """``x @ weight.T``, where the gradient of ``weight`` is to be divided by ``num``."""
+    if num == 1:
+        return F.linear(x, weight)
+    out: Tensor = _WholeProduct.apply(x, weight, num, DenseProduct.of(x.ndim))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WholeProduct(Function):
+    """All at once, when no message travels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, num: int, product: Product) -> Tensor:
+        ctx.num, ctx.product = num, product
+        ctx.save_for_backward(x, weight)
+        return product.run(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        product, wants = ctx.product, ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():  # for a gradient of this gradient
+            x, weight = x.view_as(x), weight.view_as(weight)
+            return (*_grads(product.run(x, weight), grad, (x, weight), wants, ctx.num), None, None)
+        grad_x = product.input_grad(grad, x, weight) if wants[0] else None
+        grad_weight = torch.empty_like(weight) if wants[1] else None
+        if grad_weight is not None:
+            product.weight_grad_(grad_weight, grad, x, ctx.num)
+        return grad_x, grad_weight, None, None
 
 
 def gather_product(
-    x: Tensor, weight: Tensor, exchange: Exchange, product: Product, mesh: Mesh
+    x: Tensor, weight: Tensor, num: int, exchange: Exchange, product: Product, mesh: Mesh
 ) -> Tensor:
     """The product of all channels, of which ``x`` has some, by this rank's filters.
 
-    ``exchange`` brings the others, and nothing else. Collective over ``mesh``.
+    ``exchange`` brings the others, and nothing else. The gradient of ``weight`` is divided by
+    ``num``. Collective over ``mesh``.
     """
-    out: Tensor = _GatherProduct.apply(x, weight, exchange, product, mesh)  # type: ignore[no-untyped-call]
+    out: Tensor = _GatherProduct.apply(x, weight, num, exchange, product, mesh)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -100,9 +146,15 @@ class _GatherProduct(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, exchange: Exchange, product: Product, mesh: Mesh
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        num: int,
+        exchange: Exchange,
+        product: Product,
+        mesh: Mesh,
     ) -> Tensor:
-        ctx.exchange, ctx.product, ctx.mesh = exchange, product, mesh
+        ctx.num, ctx.exchange, ctx.product, ctx.mesh = num, exchange, product, mesh
         pending = post_fetch(x, exchange, mesh)
         out = product.run(x, _of_channels(weight, exchange.kept, ctx))
         received = pending.wait()
@@ -119,27 +171,25 @@ class _GatherProduct(Function):
         if torch.is_grad_enabled():  # for a gradient of this gradient
             x, weight = x.view_as(x), weight.view_as(weight)
             out = product.run(fetch(x, exchange, mesh), weight)
-            return (*_grads(out, grad, (x, weight), wants), None, None, None)
+            return (*_grads(out, grad, (x, weight), wants, ctx.num), None, None, None, None)
         boxes = [message.box for message in exchange.receives]
-        weights = [_of_channels(weight, box, ctx) for box in boxes]
-        found = [
-            product.run_backward(grad, piece, part, (wants[0], False))[0]
-            for piece, part in zip(received, weights, strict=True)
-        ]
-        pieces = [each for each in found if each is not None]
-        pending = post_return(pieces, exchange, x.dtype, mesh) if wants[0] else None
-        own = _of_channels(weight, exchange.kept, ctx)
-        grad_x, own_grad = product.run_backward(grad, x, own, wants)
-        grad_weight = None
-        if own_grad is not None:
+        pending = None
+        if wants[0]:
+            leaving = [
+                product.input_grad(grad, piece, _of_channels(weight, box, ctx))
+                for box, piece in zip(boxes, received, strict=True)
+            ]
+            pending = post_return(leaving, exchange, x.dtype, mesh)
+        grad_x, grad_weight = None, None
+        if wants[1]:
             grad_weight = torch.empty_like(weight)
-            _of_channels(grad_weight, exchange.kept, ctx).copy_(own_grad)
-            for box, piece, part in zip(boxes, received, weights, strict=True):
-                more = product.run_backward(grad, piece, part, (False, True))[1]
-                _of_channels(grad_weight, box, ctx).copy_(more)
-        if pending and grad_x is not None:
+            pieces = zip((exchange.kept, *boxes), (x, *received), strict=True)
+            for box, piece in pieces:
+                product.weight_grad_(_of_channels(grad_weight, box, ctx), grad, piece, ctx.num)
+        if pending:
+            grad_x = product.input_grad(grad, x, _of_channels(weight, exchange.kept, ctx))
             add_returned(grad_x, pending.wait(), exchange)
-        return grad_x, grad_weight, None, None, None
+        return grad_x, grad_weight, None, None, None, None
 
 
 def _of_channels(weight: Tensor, box: Box, ctx: Any) -> Tensor:
@@ -150,14 +200,14 @@ def _of_channels(weight: Tensor, box: Box, ctx: Any) -> Tensor:
 
 
 def scatter_product(
-    x: Tensor, weight: Tensor, exchange: Exchange, product: Product, mesh: Mesh
+    x: Tensor, weight: Tensor, num: int, exchange: Exchange, product: Product, mesh: Mesh
 ) -> Tensor:
     """This rank's part of the sum over ranks of products of the channels that each has.
 
     ``exchange.wanted`` is what this rank makes, ``exchange.owned`` what it gets: other filters or
-    other samples. Collective over ``mesh``.
+    other samples. The gradient of ``weight`` is divided by ``num``. Collective over ``mesh``.
     """
-    out: Tensor = _ScatterProduct.apply(x, weight, exchange, product, mesh)  # type: ignore[no-untyped-call]
+    out: Tensor = _ScatterProduct.apply(x, weight, num, exchange, product, mesh)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -166,9 +216,15 @@ class _ScatterProduct(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, exchange: Exchange, product: Product, mesh: Mesh
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        num: int,
+        exchange: Exchange,
+        product: Product,
+        mesh: Mesh,
     ) -> Tensor:
-        ctx.exchange, ctx.product, ctx.mesh = exchange, product, mesh
+        ctx.num, ctx.exchange, ctx.product, ctx.mesh = num, exchange, product, mesh
         ctx.save_for_backward(x, weight)
         leaving = [
             product.run(*_operands(x, weight, message.box, ctx)) for message in exchange.receives
@@ -186,42 +242,62 @@ class _ScatterProduct(Function):
         if torch.is_grad_enabled():
             x, weight = x.view_as(x), weight.view_as(weight)
             out = reduce_scatter(product.run(x, weight), exchange, mesh)
-            return (*_grads(out, grad, (x, weight), wants), None, None, None)
+            return (*_grads(out, grad, (x, weight), wants, ctx.num), None, None, None, None)
         pending = post_fetch(grad, exchange, mesh)
-        totals = [
-            torch.zeros_like(t) if w else None for t, w in zip((x, weight), wants, strict=True)
-        ]
-        _add_grads(totals, grad, exchange.kept, x, weight, ctx)
+        totals = (
+            torch.empty_like(x) if wants[0] else None,
+            torch.empty_like(weight) if wants[1] else None,
+        )
+        _add_grads(totals, grad, exchange.kept, ctx, is_first=True)
         for message, piece in zip(exchange.receives, pending.wait(), strict=True):
-            _add_grads(totals, piece, message.box, x, weight, ctx)
-        return (*totals, None, None, None)
+            _add_grads(totals, piece, message.box, ctx)
+        return (*totals, None, None, None, None)
 
 
 def _operands(x: Tensor, weight: Tensor, box: Box, ctx: Any) -> tuple[Tensor, Tensor]:
     """The parts of input and weight that make ``box`` of the output."""
+    return x[_rows(box, ctx)], _of_filters(weight, box, ctx)
+
+
+def _rows(box: Box, ctx: Any) -> tuple[slice, ...]:
+    return box.slices_in(ctx.exchange.wanted)[: ctx.product.dim]
+
+
+def _of_filters(weight: Tensor, box: Box, ctx: Any) -> Tensor:
     product: Product = ctx.product
-    where = box.slices_in(ctx.exchange.wanted)
-    filters = where[product.dim]
-    num = filters.stop - filters.start
-    return x[where[: product.dim]], weight.narrow(product.weight_filters, filters.start, num)
+    first, span = ctx.exchange.wanted.spans[product.dim].start, box.spans[product.dim]
+    return weight.narrow(product.weight_filters, span.start - first, span.size)
 
 
 def _add_grads(
-    totals: Sequence[Tensor | None], grad: Tensor, box: Box, x: Tensor, weight: Tensor, ctx: Any
+    totals: tuple[Tensor | None, Tensor | None],
+    grad: Tensor,
+    box: Box,
+    ctx: Any,
+    *,
+    is_first: bool = False,
 ) -> None:
-    """Adds to the gradients of input and weight what the gradient of ``box`` says of them."""
-    wants = totals[0] is not None, totals[1] is not None
-    grads = ctx.product.run_backward(grad, *_operands(x, weight, box, ctx), wants)
-    into = [t if total is None else total for t, total in zip((x, weight), totals, strict=True)]
-    parts = _operands(into[0], into[1], box, ctx)
-    for part, more in zip(parts, grads, strict=True):
-        if more is not None:
-            part += more
+    """Adds to the gradients of input and weight what the gradient of ``box`` says of them.
+
+    Boxes have filters or samples of their own, and so parts of one of both gradients.
+    """
+    x, weight = ctx.saved_tensors
+    product, (grad_x, grad_weight) = ctx.product, totals
+    has_own_filters = box.spans[product.dim] != ctx.exchange.wanted.spans[product.dim]
+    piece, part = _operands(x, weight, box, ctx)
+    if grad_x is not None:
+        into, found = grad_x[_rows(box, ctx)], product.input_grad(grad, piece, part)
+        into.add_(found) if has_own_filters and not is_first else into.copy_(found)
+    if grad_weight is not None:
+        into = _of_filters(grad_weight, box, ctx)
+        adds = not has_own_filters and not is_first
+        product.weight_grad_(into, grad, piece, ctx.num, adds=adds)
 
 
 def _grads(
-    out: Tensor, grad: Tensor, operands: tuple[Tensor, Tensor], wants: tuple[bool, bool]
+    out: Tensor, grad: Tensor, operands: tuple[Tensor, Tensor], wants: tuple[bool, bool], num: int
 ) -> list[Tensor | None]:
     wanted = [t for t, wants_it in zip(operands, wants, strict=True) if wants_it]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True) if wanted else ())
-    return [next(found) if wants_it else None for wants_it in wants]
+    grad_x, grad_weight = (next(found) if wants_it else None for wants_it in wants)
+    return [grad_x, None if grad_weight is None else divide(grad_weight, num)]

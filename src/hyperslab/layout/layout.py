@@ -32,7 +32,7 @@ class Grid:
 
     sizes: tuple[int, ...]
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         return math.prod(self.sizes)
 
@@ -45,7 +45,7 @@ class Grid:
         grid = product(*(range(size) for size in self.sizes))
         return tuple(dict(zip(AXES, coords, strict=True)) for coords in grid)
 
-    @property
+    @cached_property
     def long_axes(self) -> tuple[str, ...]:
         """The axes along which there is more than one rank."""
         return tuple(axis for axis, size in zip(AXES, self.sizes, strict=True) if size > 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import ArraySpec
-from hyperslab.layout import Layout
+from hyperslab.layout import Layout, Span
 from hyperslab.nn.slab import Slab
 from hyperslab.store.augment import Symmetry
 from hyperslab.store.batches import LocalBatch, Rows
@@ -151,7 +151,14 @@ class SlabDelivery:
             return x.converted(dtype)
         exact = _exact(torch.promote_types(dtype, torch.float32), x.dtype)
         y = x.converted(exact, owned=True)
-        return normalized(y, self._normalize, stats, "C" in self._spec.axes.letters).to(dtype)
+        return normalized(y, self._normalize, stats, self._channels).to(dtype)
+
+    @property
+    def _channels(self) -> Span | None:
+        """Of a sample, those that this rank holds; None if it has none."""
+        if "C" not in self._spec.axes.letters:
+            return None
+        return self._placement.box(self._spec.name).spans[0]
 
     def _target(self, x: ReadyRows) -> Tensor:
         """Whole numbers as torch's losses want them, others in float32 or the sample's float64."""
@@ -176,17 +183,24 @@ class SlabDelivery:
         return Slab(x, layout, self._mesh)
 
 
-def normalized(x: Tensor, how: Normalize, stats: Tensor | None, has_channels: bool) -> Tensor:
-    """``x`` (samples, channels, ...) changed in place; ``stats`` (samples, channels, columns)."""
-    shape = [1, x.shape[1], *[1] * (x.ndim - 2)] if has_channels else [1] * x.ndim
+def normalized(
+    x: Tensor, how: Normalize, stats: Tensor | None, channels: Span | None = None
+) -> Tensor:
+    """``x`` (samples, channels, ...) changed in place; ``stats`` (samples, channels, columns).
+
+    ``x`` has these ``channels`` of a sample, all others have those of the whole.
+    """
+    shape = [1, x.shape[1], *[1] * (x.ndim - 2)] if channels else [1] * x.ndim
+    held = slice(channels.start, channels.stop) if channels else slice(None)
 
     def by_channel(values: Values) -> Tensor | float:
         if isinstance(values, int | float):
             return float(values)
-        return torch.tensor(list(values), dtype=x.dtype, device=x.device).reshape(shape)
+        return torch.tensor(list(values)[held], dtype=x.dtype, device=x.device).reshape(shape)
 
     if how.from_file:
         assert stats is not None
+        stats = stats[:, held]
         low, high, mean, std = (
             stats[:, :, min(column, stats.shape[2] - 1)].to(x.dtype).reshape(len(x), *shape[1:])
             for column in range(4)

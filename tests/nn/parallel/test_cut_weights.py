@@ -150,6 +150,17 @@ def penalised(net, optimizer, batches):
     return [loss.detach()]
 
 
+def penalised_at_once(net, optimizer, batches):
+    """The same as people write it, and numbers that they look at."""
+    optimizer.zero_grad()
+    decay = sum(p.square().sum() for p in net.parameters())
+    loss = loss_of(net, batches[0]) + 0.01 * decay + 0.1 * net.narrow.weight.norm()
+    loss.backward()
+    norms = [p.grad.norm().item() for p in net.parameters()]
+    optimizer.step()
+    return [torch.tensor([loss.item(), net.wide.weight.abs().max().item(), *norms])]
+
+
 def hooked(net, optimizer, batches):
     """Hooks see the gradient of one process, and may change it."""
     seen = {}
@@ -213,6 +224,7 @@ WAYS = {
     "accumulated": (Net, ADAM, accumulated),
     "autograd.grad": (Net, SGD, by_autograd_grad),
     "penalised": (Net, SGD, penalised),
+    "penalised at once": (Net, SGD, penalised_at_once),
     "hooked": (Net, SGD, hooked),
     "copied": (Net, ADAM, copied),
     "evaluated": (Net, ADAM, evaluated),
@@ -269,12 +281,30 @@ def trained_sharded(place, name):
 SHARDED = ("clipped", "accumulated", "sgd", "evaluated", "checkpointed", "frozen")
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("axes", [{"sample": 2, "channel": 2}, {"channel": 3}], ids=str)
 @pytest.mark.parametrize("name", SHARDED)
 def test_fsdp_spreads_cut_weights_further_and_trains_them_alike(run, name, axes):
     for ours in run(Place(axes), trained_sharded, name):
         torch.testing.assert_close(ours, serial(name), rtol=1e-9, atol=1e-9)
+
+
+def check_penalty(place):
+    """Of weights that torch can add up: a weight of one number, which is cut, it cannot."""
+    mesh, x = place.mesh(), seeded(*X)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1)).double()
+    net = hs.parallelize(copy.deepcopy(plain), mesh, shard_weights=True)
+    for each, batch in ((plain, x), (net, hs.shard(x, mesh))):
+        penalty = sum(p.square().sum() for p in each.parameters())
+        (each(batch).square().mean() + 0.1 * penalty).backward()
+    for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine.grad), theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [{"sample": 2}, {"sample": 2, "channel": 2}], ids=str)
+def test_a_penalty_meets_the_loss_where_fsdp_spreads_weights(run, axes):
+    run(Place(axes), check_penalty)
 
 
 def numbers_held(place, shard_weights):
@@ -394,6 +424,10 @@ def check_refused(place):
         chain(x)
     with pytest.raises(hs.UnsupportedOp, match="batch_norm cannot run on a plain tensor of shape"):
         F.batch_norm(torch.ones(2, 3, 4, 4), None, None, x.mean((0, 2, 3)), training=True)
+    for convert in (net.double, lambda: net.to(memory_format=torch.channels_last)):
+        with pytest.raises(hs.ConfigError, match=r"keep their dtype.*: convert the module before"):
+            convert()
+    assert net.to("cpu", torch.float32) is net
     net(x).sum().backward()
 
 

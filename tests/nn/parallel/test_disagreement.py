@@ -80,7 +80,7 @@ def run_unlike(name, train):
     return ""
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_ranks_that_run_different_operators_are_told_the_first_of_them(name, train):

@@ -219,6 +219,7 @@ def test_tensors_beside_weights_that_are_spread_over_ranks_get_exact_gradients()
         close(grad.full_tensor() if hasattr(grad, "full_tensor") else grad, other.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_an_argument_of_a_compiled_module_gets_the_gradient_of_one_process():
     mesh = hs.init(height=2, device="cpu", timeout_seconds=100)

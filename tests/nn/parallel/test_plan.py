@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import hyperslab as hs
@@ -83,7 +85,7 @@ def trained(model, x, y):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_planned_module_trains_as_in_one_process(name, axes):
@@ -169,6 +171,16 @@ def test_what_wants_one_mesh_for_all_is_refused_with_a_plan(options):
     words = f"plan and {next(iter(options))} cannot be given together"
     with pytest.raises(hs.ConfigError, match=words):
         hs.parallelize(net, mesh, plan={"0.0": {"height": 2}}, **options)
+
+
+@pytest.mark.ranks(2)
+def test_a_plan_for_a_module_that_fsdp_has_spread_is_refused():
+    mesh = hs.init(depth=2, device="cpu", timeout_seconds=100)
+    net = fully_shard(classifier(), mesh=init_device_mesh("cpu", (2,)))
+    words = "plan and shard_weights cannot be given together, nor fully_shard be applied before"
+    with pytest.raises(hs.ConfigError, match=words) as caught:
+        hs.parallelize(net, mesh, plan={"4": {"channel": 2}})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.ranks(2)

@@ -270,6 +270,7 @@ def _is_on(weight: DTensor, mesh: Mesh) -> bool:
 
 
 meetings.slab_of = lambda x, mesh: slab_of_weight(x, mesh) if is_cut(x) else x
+meetings.localize_gradient = lambda x: x.full_tensor() if isinstance(x, DTensor) else x
 
 
 @before_meetings

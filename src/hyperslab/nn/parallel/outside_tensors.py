@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import reduce_sum
+from hyperslab.dist_ops.cut_weight import part_of_cut
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
 from hyperslab.nn.dispatch import prepare_arguments
@@ -138,32 +139,17 @@ def mean_of(x: Tensor, mesh: Mesh) -> Tensor:
         grad = grads[0]
         if grad is None:
             return None
-        part: Tensor = _PartOfCut.apply(grad, num_cuts) if num_cuts > 1 else grad  # type: ignore[no-untyped-call]
         if is_fsdps:  # which takes the mean over the other axes
-            return (_mean(part, mesh, [axis for axis in axes if axis == "channel"]),)
-        if leaf is not None and leaf.is_left_to_pass_end(part, mesh):
-            return (part,) if num_cuts > 1 else None
-        return (_mean(part, mesh, axes),)
+            return (_mean(grad, mesh, [axis for axis in axes if axis == "channel"]),)
+        if leaf is not None and leaf.is_left_to_pass_end(grad, mesh):
+            return None
+        return (_mean(grad, mesh, axes),)
 
     node.register_prehook(on_grad)
     node.metadata[MEAN] = True
+    out = part_of_cut(out, num_cuts)
     out._has_mean = True  # type: ignore[attr-defined]
     return out
-
-
-class _PartOfCut(Function):
-    """The gradient of a part of a weight that is cut in ``num``, of the loss of one process.
-
-    On Slabs it is that of the sum of all ranks' losses. So the way back does not scale.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, grad: Tensor, num: int) -> Tensor:
-        return grad / num
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
 
 
 class _LocalPart(Function):

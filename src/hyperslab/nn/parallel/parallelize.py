@@ -52,10 +52,11 @@ from hyperslab.nn.parallel.gradient_averaging import Replica
 from hyperslab.nn.parallel.meta_weights import give_values, meta_parts
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.parallel.plan import Plan, cuts_by_name, install_plan, read_plan
+from hyperslab.nn.parallel.whole_weights import load_whole_weights
 from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import change_class, tree_map
+from hyperslab.torch_private import change_class, patch_item, tree_map
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -168,6 +169,10 @@ def parallelize(
         _shard_weights(
             module, mesh, {part for chain in chains if chain.children for part in chain.parts}
         )
+    load_whole_weights(module)
+    if any(isinstance(weight, DTensor) for weight in module.parameters()):
+        meetings.with_spread_weights = True
+        patch_item()
     replicated = mesh.num_ranks > 1 and not shard_weights and not sharded
     _become_parallel(module, mesh, replicated=replicated, cuda_graphs=cuda_graphs)
     return module
@@ -240,6 +245,18 @@ class Parallel:
         finally:
             if isinstance(self, FSDPModule):
                 self.set_requires_gradient_sync(True)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """``to``, ``float`` and the like, which would take hooks away from weights that are cut."""
+        cut = [weight for weight in self.parameters() if is_cut(weight)]  # type: ignore[attr-defined]
+        if not cut:
+            return super()._apply(fn, recurse)  # type: ignore[misc, no-any-return]
+        if any(fn(weight) is not weight for weight in cut):
+            raise ConfigError(
+                "weights that are cut over ranks keep their dtype, device and memory format: "
+                "convert the module before parallelize"
+            )
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copy that is parallel on the same mesh, such as one that averages weights."""

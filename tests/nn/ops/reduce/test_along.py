@@ -71,6 +71,56 @@ def test_a_function_along_whole_dims_equals_that_of_one_process(run, place, name
     run(place, check_case, name)
 
 
+@pytest.mark.every(4)
+@pytest.mark.parametrize("axes", [{"channel": 3}, {"channel": 2, "depth": 2}], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_function_along_split_channels_equals_that_of_one_process(run, axes, name):
+    run(Place(axes), check_case, name)
+
+
+PUT = {
+    "labels": lambda x, at: torch.zeros_like(x).scatter_(1, at, 1) * x,
+    "labels in a new tensor": lambda x, at: torch.zeros(X5, dtype=x.dtype).scatter_(1, at, 1) * x,
+    "values": lambda x, at: x.scatter(1, at, x[:, :1] * 2) + torch.scatter(x, 1, at, 7.0),
+    "sums": lambda x, at: (x * 1).scatter_add_(1, at, x[:, 1:2]) + x.scatter_add(1, at, x[:, :1]),
+    "means": lambda x, at: x.scatter_reduce(1, at, x[:, :1], "mean", include_self=False),
+    "masks": lambda x, at: (x > 0).gather(1, at) * x,
+}
+
+
+def check_put(place, name):
+    """At labels with a channel of their own, and at those that a loader gives without."""
+    mesh, thin = place.mesh(), INDEX[:, :1]
+    flat = hs.shard(thin.squeeze(1), mesh, axes=("sample", "depth", "height", "width"))
+    for ours in (hs.shard(thin, mesh), flat.unsqueeze(1), thin):
+        assert_same_as_serial(
+            lambda x, ours=ours: PUT[name](x, ours if isinstance(x, hs.Slab) else thin),
+            [seeded(*X5)],
+            mesh=mesh,
+        )
+
+
+@pytest.mark.every(4)
+@pytest.mark.parametrize("axes", [{"channel": 3}, {"channel": 2, "depth": 2}], ids=str)
+@pytest.mark.parametrize("name", PUT)
+def test_elements_are_put_along_split_channels_as_in_one_process(run, axes, name):
+    run(Place(axes), check_put, name)
+
+
+def check_out_of_range(place):
+    x = hs.shard(seeded(*X5), place.mesh())
+    wrong = INDEX[:, :1].clone()
+    wrong[-1, 0, -1, -1, -1] = 4
+    for call in (x.gather, lambda *to: x.scatter(*to, 1.0)):
+        with pytest.raises((hs.CommError, IndexError, RuntimeError), match="out of bounds"):
+            call(1, wrong)
+
+
+@pytest.mark.parametrize("axes", [{"channel": 2}, {"channel": 2, "depth": 2}], ids=str)
+def test_an_index_that_split_channels_do_not_have_stops_all_ranks(run, axes):
+    run(Place(axes), check_out_of_range)
+
+
 def positive(x):
     return x @ x.mT + 5 * torch.eye(4, dtype=x.dtype)
 
@@ -153,22 +203,22 @@ def check_picked(place, picked):
     mesh, cuts = place.mesh(), place.cuts_of(len(picked.shape))
     index = picked.index()
     ours = index if picked.cuts is None else hs.shard(index, mesh, cuts=picked.cuts)
-    x = hs.shard(seeded(*picked.shape), mesh, cuts=cuts)
-    split = [t for t in (x, ours) if isinstance(t, hs.Slab) and t.layout.splits[picked.dim]]
 
     def gather(x):
         return x.gather(picked.dim, ours if isinstance(x, hs.Slab) else index)
 
-    if split:
-        with pytest.raises(hs.UnsupportedOp, match="it works along a split dim"):
-            gather(x)
-    else:
-        assert_same_as_serial(gather, [seeded(*picked.shape)], mesh=mesh, cuts=cuts)
+    def put(x):
+        where = ours if isinstance(x, hs.Slab) else index
+        out = x.scatter(picked.dim, where, x.gather(picked.dim, where) + 1)
+        return out + (x * 1).scatter_add_(picked.dim, where, gather(x))
+
+    assert_same_as_serial(gather, [seeded(*picked.shape)], mesh=mesh, cuts=cuts)
+    assert_same_as_serial(put, [seeded(*picked.shape)], mesh=mesh, cuts=cuts)
 
 
 @examples
 @given(picks())
-def test_elements_are_picked_or_all_ranks_refuse(run, drawn):
+def test_elements_are_picked_and_put_along_any_dim(run, drawn):
     run(drawn[0], check_picked, drawn[1])
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.nn.ops.reduce import losses as rules
 from hyperslab.testing import assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place, cuts_for, places
 
@@ -207,6 +208,11 @@ def focal(scores, labels):
     return ((1 - torch.exp(-each)) ** 2 * each).mean()
 
 
+def picked_focal(scores, labels):
+    each = torch.gather(scores.log_softmax(1), 1, labels.unsqueeze(1)).squeeze(1)
+    return -((1 - each.exp()) ** 2 * each).mean()
+
+
 def tversky(scores, labels):
     guess = scores.softmax(1)[:, 1]
     truth = (labels == 1).double()
@@ -223,9 +229,7 @@ def check_written_losses(place):
     mesh, cuts = place.mesh(), place.cuts_of(5)
     along = ("sample", "depth", "height", "width")
     target = hs.shard(CLASSES, mesh, axes=along, cuts=cuts)
-    for loss in (dice, scattered_dice, focal, tversky, contrast):
-        if loss in (scattered_dice, contrast) and "channel" in place.axes:  # along a split dim
-            continue
+    for loss in (dice, scattered_dice, focal, picked_focal, tversky, contrast):
         try:
             assert_same_as_serial(
                 lambda x, loss=loss: loss(x, target if isinstance(x, hs.Slab) else CLASSES),
@@ -468,3 +472,14 @@ def check_refused(place, name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_all_ranks_refuse_in_the_same_words(run, name):
     run(Place({"depth": 3}, {"depth": [0, 5, 5, 11]}), check_refused, name)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss])
+def test_losses_of_any_values_have_ranks_ask_nobody_for_errors(loss):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mesh = hs.init(channel=2, device="cpu", timeout_seconds=100)
+        monkeypatch.setattr(rules, "run_together", None)
+        x, target = seeded(*X2), seeded(*X2, seed=1)
+        found = loss(hs.shard(x, mesh), hs.shard(target, mesh))
+        torch.testing.assert_close(found, loss(x, target))

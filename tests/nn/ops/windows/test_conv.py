@@ -508,6 +508,7 @@ def draw_cuts(rng, extent, num):
     return Cuts((0, *sorted(rng.sample(range(1, extent), num - 1)), extent))
 
 
+@pytest.mark.slow
 def test_both_ways_to_convolve_send_the_same_messages():
     """Ranks choose by the size of their own piece whether to compute the interior first."""
     rng, num_compared = random.Random(0), 0

@@ -49,6 +49,22 @@ def test_points_may_be_split_where_images_are_whole(run, place):
     run(place, check_points)
 
 
+def check_channels(place):
+    """Of images, and of the field that tells where to look, as in registration."""
+
+    def warp(x, field):
+        moved = F.grid_sample(x, torch.tanh(field).movedim(1, -1), align_corners=True)
+        return F.grid_sample(moved, torch.tanh(x[:, :2]).movedim(1, -1), align_corners=False)
+
+    x, field = seeded(3, 5, 4, 6), seeded(3, 2, 4, 6, seed=1)
+    assert_same_as_serial(warp, [x, field], mesh=place.mesh())
+
+
+@pytest.mark.parametrize("axes", [{"channel": 2}, {"channel": 3, "sample": 2}], ids=str)
+def test_channels_are_warped_each_by_its_rank(run, axes):
+    run(Place(axes), check_channels)
+
+
 @pytest.mark.ranks(2)
 def test_split_images_are_refused():
     mesh = hs.init(height=2, device="cpu")

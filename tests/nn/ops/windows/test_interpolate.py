@@ -127,6 +127,7 @@ def check_rounding(place, mode, dtype):
                 )
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear"])
 def test_torch_rounds_and_so_do_we(run, mode, dtype):

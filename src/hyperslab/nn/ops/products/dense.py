@@ -12,8 +12,14 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch, reduce_scatter
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.dist_ops.channel_product import DenseProduct, gather_product, scatter_product
+from hyperslab.dist_ops.channel_product import (
+    DenseProduct,
+    dense_product,
+    gather_product,
+    scatter_product,
+)
 from hyperslab.dist_ops.choices import hides_channels
+from hyperslab.dist_ops.cut_weight import undivided
 from hyperslab.errors import LayoutError
 from hyperslab.layout import BlockPlan, Exchange, Layout, plan_blocks, plan_recut
 from hyperslab.nn.align import localize
@@ -67,17 +73,21 @@ def _by_blocks(input: Slab | Tensor, weight: Slab, bias: Slab | Tensor | None) -
     or, where other ranks share these, all.
     """
     x = input if isinstance(input, Slab) else _everywhere(input, weight)
-    x, weight, bias = autocast(x, weight, bias)
+    block, num = undivided(weight.local)
+    x, weight, bias = autocast(x, weight.with_local(block), bias)
     plan = plan_blocks(x.mesh.grid, x.mesh.rank, x.layout, weight.layout)
-    made = _multiplied(x, weight.local, plan)
+    made = _multiplied(x, weight.local, num, plan)
     if bias is not None:
         target = Layout((weight.shape[0],), plan.output.splits[-1:])
-        made = made + localize(bias, target, target.box(x.mesh.coords)).to(made.dtype)
+        made += localize(bias, target, target.box(x.mesh.coords)).to(made.dtype)
     return x.with_local(made, plan.output)
 
 
-def _multiplied(x: Slab, block: Tensor, plan: BlockPlan) -> Tensor:
-    """What this rank owns of the product, with messages beside it where that is worth it."""
+def _multiplied(x: Slab, block: Tensor, num: int, plan: BlockPlan) -> Tensor:
+    """What this rank owns of the product, with messages beside it where that is worth it.
+
+    The gradient of ``block`` is divided by ``num``.
+    """
     mesh, product = x.mesh, DenseProduct.of(x.ndim)
     flops = 2 * block.numel() * math.prod(x.local.shape[:-1])
     gather, scatter = plan_recut(mesh.grid, mesh.rank, x.layout, plan.input), plan.exchange
@@ -87,11 +97,11 @@ def _multiplied(x: Slab, block: Tensor, plan: BlockPlan) -> Tensor:
         return has_work and hides_channels(exchange, piece, flops, mesh)
 
     if plan.axis is None and _comes_in_columns(gather) and hides(gather, x.local):
-        return gather_product(x.local, block, gather, product, mesh)
+        return gather_product(x.local, block, num, gather, product, mesh)
     window = fetch(x.local, gather, mesh)
     if scatter is not None and hides(scatter, window):
-        return scatter_product(window, block, scatter, product, mesh)
-    made = F.linear(window, block)
+        return scatter_product(window, block, num, scatter, product, mesh)
+    made = dense_product(window, block, num)
     if scatter is not None:
         return reduce_scatter(made, scatter, mesh)
     if plan.axis is not None:

@@ -16,7 +16,7 @@ from hyperslab.comm.agree import run_together
 from hyperslab.layout import Layout, Split, integers
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.op import unsupported
-from hyperslab.nn.placement import recut
+from hyperslab.nn.placement import recut, whole_along
 from hyperslab.nn.slab import Slab, check_one_grid, is_slab
 from hyperslab.torch_private import tree_leaves
 
@@ -144,7 +144,10 @@ def run_along(
     *,
     in_place: bool = False,
 ) -> Any:
-    """What ``function`` gives for global tensors that are whole along the dims it works along."""
+    """What ``function`` gives for global tensors that are whole along the dims it works along.
+
+    Channels that are split become so first, and are whole in what it gives.
+    """
     operands = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Slab | Tensor)]
     like = _check(function, args, kwargs, operands)
     if in_place and isinstance(operands[0], Tensor):
@@ -153,20 +156,24 @@ def run_along(
             return run_along(function, along, (x, *args[1:]), kwargs, in_place=True)
 
         return write_adopted(function, operands[0], operands, write)
-    layouts = tuple(t.layout if isinstance(t, Slab) else Layout.unsplit(t.shape) for t in operands)
+    layouts = tuple(map(_layout_of, operands))
     shape = layouts[0].shape
     if along.others == "broadcast":
         shape = (1,) * (max(len(layout.shape) for layout in layouts) - len(shape)) + shape
     dims = normalized(along.dims(shape, args, kwargs), len(shape))
+    if not in_place and (gathered := _with_whole_channels(operands, dims, len(shape), along)):
+        args = tuple(gathered.get(id(arg), arg) for arg in args)
+        kwargs = {name: gathered.get(id(arg), arg) for name, arg in kwargs.items()}
+        return run_along(function, along, args, kwargs)
     plan = plan_along(layouts, dims, along.others, in_place)
     if isinstance(plan, Refusal):
         blocking = like.with_local(like.local, layouts[plan.number])
         raise unsupported(function, blocking, plan.why)
     batch = like.with_local(like.local, plan.batch)
-    pieces = _pieces(operands, layouts, plan, like)
+    pieces = pieces_of(operands, plan, like)
     empty = [] if along.takes_empty else _empty_dims(batch)
     if empty:
-        pieces[id(operands[0])] = _with_one(pieces[id(operands[0])], empty)
+        pieces[id(operands[0])] = with_one(pieces[id(operands[0])], empty)
 
     def run() -> Any:
         return function(
@@ -183,6 +190,28 @@ def run_along(
     for dim in empty:
         out = out.narrow(sources.index(dim), 0, 0)
     return _wrapped(function, out, batch, sources)
+
+
+def _layout_of(x: Slab | Tensor) -> Layout:
+    return x.layout if isinstance(x, Slab) else Layout.unsplit(x.shape)
+
+
+def _with_whole_channels(
+    operands: Sequence[Slab | Tensor], dims: Shape, ndim: int, along: Along
+) -> dict[int, Slab]:
+    """By id, the operands that the channel axis cuts along one of ``dims``, whole along it.
+
+    A mesh with that axis cuts all tensors of a network, and their author works along channels as
+    ever. Other axes cut what is too large for a rank: to gather that is left to the author.
+    """
+    found = {}
+    for number, x in enumerate(operands):
+        if isinstance(x, Slab) and _takes_part(x.layout, ndim, along.others, first=not number):
+            splits = enumerate(x.layout.splits, ndim - x.ndim)
+            cut = [dim for dim, split in splits if split and split.axis == "channel"]
+            if cut and cut[0] in dims:
+                found[id(x)] = whole_along(x, [cut[0] - ndim + x.ndim])
+    return found
 
 
 def normalized(dims: Any, ndim: int) -> Shape:
@@ -213,14 +242,17 @@ def _check(
     return slabs[0]
 
 
-def _pieces(
-    operands: list[Slab | Tensor], layouts: tuple[Layout, ...], plan: AlongPlan, like: Slab
-) -> dict[int, Tensor]:
+def pieces_of(operands: list[Any], plan: AlongPlan, like: Slab) -> dict[int, Tensor]:
     """This rank's piece of each operand as it takes part, by the operand's id."""
     return {
-        id(t): recut(t if isinstance(t, Slab) else like.with_local(t, layout), target).local
-        for t, layout, target in zip(operands, layouts, plan.targets, strict=True)
+        id(t): recut(t if isinstance(t, Slab) else _everywhere(t, like), target).local
+        for t, target in zip(operands, plan.targets, strict=True)
     }
+
+
+def _everywhere(x: Tensor, like: Slab) -> Slab:
+    """The Slab of a plain tensor, which is whole on every rank."""
+    return like.with_local(x, Layout.unsplit(x.shape))
 
 
 def _empty_dims(x: Slab) -> list[int]:
@@ -228,8 +260,8 @@ def _empty_dims(x: Slab) -> list[int]:
     return [dim for dim in x.layout.split_dims if not x.box.spans[dim].size]
 
 
-def _with_one(piece: Tensor, dims: list[int]) -> Tensor:
-    """``piece`` with an element along ``dims``, in which it has none."""
+def with_one(piece: Tensor, dims: list[int]) -> Tensor:
+    """``piece`` with one more element along ``dims``."""
     for dim in dims:
         shape = [1 if d == dim else n for d, n in enumerate(piece.shape)]
         piece = torch.cat([piece, piece.new_ones(shape)], dim)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyperslab.nn.op import define, unsupported, writes_in_place
 from hyperslab.nn.ops.reduce.along import Along, Pick, Shape, normalized, run_along
+from hyperslab.nn.ops.reduce.at_indices import run_at_indices
 from hyperslab.nn.slab import Slab
 
 
@@ -92,8 +93,7 @@ ALONG: dict[str, Along] = {
     lu_factor_ex ldl_factor ldl_factor_ex""": Along(last(2), others="numbers"),
     "cond": Along(last(2), others="numbers", takes_empty=False),
     "solve_triangular cholesky_solve": Along(last(2), others="broadcast"),
-    # Indices along a dim, the same in every batch or one for each element.
-    "gather scatter scatter_add scatter_reduce": Along(at(1), looks=True),
+    # Indices along a dim.
     "take_along_dim": Along(at(2), others="broadcast", looks=True),
     "index_add index_copy index_fill index_reduce": Along(at(1), looks=True),
     # Each element by itself, looked up in tensors that are whole.
@@ -114,11 +114,13 @@ def _functions(names: str) -> Iterator[Callable[..., Any]]:
                     yield function
 
 
-def _make_rule(function: Callable[..., Any], along: Along) -> Callable[..., Any]:
+def _make_rule(
+    function: Callable[..., Any], along: Along, run: Callable[..., Any] = run_along
+) -> Callable[..., Any]:
     in_place = writes_in_place(function)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
-        return run_along(function, along, args, kwargs, in_place=in_place)
+        return run(function, along, args, kwargs, in_place=in_place)
 
     return rule
 
@@ -153,8 +155,11 @@ def cross(
 
 
 _CROSS = Along(at(9, -1), others="broadcast")
+_AT_INDICES = Along(at(1), looks=True)
 
 define("reducing", torch.linalg.cross)(_make_rule(torch.linalg.cross, _CROSS))
 for _names, _along in ALONG.items():
     for _function in dict.fromkeys(_functions(_names)):  # torch has some under two names
         define("reducing", _function)(_make_rule(_function, _along))
+for _function in _functions("gather scatter scatter_add scatter_reduce"):
+    define("reducing", _function)(_make_rule(_function, _AT_INDICES, run_at_indices))

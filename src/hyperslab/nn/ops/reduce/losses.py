@@ -23,11 +23,18 @@ from hyperslab.layout import Layout
 from hyperslab.nn.align import localize
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.ops.products.matmul import Names, bring, plan_product
-from hyperslab.nn.ops.reduce.reductions import SHORT, widened
+from hyperslab.nn.ops.reduce.along import with_one
+from hyperslab.nn.ops.reduce.at_indices import own_places
+from hyperslab.nn.ops.reduce.reductions import SHORT, mean, total, widened
 from hyperslab.nn.placement import whole_along
 from hyperslab.nn.slab import Slab
 
-_signature = lru_cache(inspect.signature)
+
+@lru_cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of ``function`` by their names, in their order."""
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
@@ -48,7 +55,11 @@ def _checked(reduction: str, *further: str) -> str:
 
 def _reduce(each: Any, reduction: str) -> Any:
     """The losses of ``each`` element or sample as ``reduction`` wants them."""
-    return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+    if reduction == "none":
+        return each
+    if isinstance(each, Slab):  # the rules themselves: ranks that agree on the loss agree on these
+        return total(each) if reduction == "sum" else mean(each)
+    return each.sum() if reduction == "sum" else each.mean()
 
 
 class _LossCall:
@@ -58,9 +69,8 @@ class _LossCall:
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self.function = function
-        bound = _signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        self.arguments = bound.arguments
+        defaults = _defaults(function)  # torch has bound the arguments, and hands on what it got
+        self.arguments = {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
         average, reduce = (self.arguments.pop(name, None) for name in ("size_average", "reduce"))
         further = ("batchmean",) if function is F.kl_div else ()
         asked = _reduction(average, reduce, self.arguments.pop("reduction"))
@@ -86,7 +96,10 @@ class _LossCall:
         pieces = [
             bring(t, target, like) for t, target in zip(tensors.values(), plan.targets, strict=True)
         ]
-        if all(mine == output[len(output) - len(mine) :] for mine in names.values()):
+        are_alike = len({piece.shape for piece in pieces}) == 1
+        if not are_alike and all(
+            mine == output[len(output) - len(mine) :] for mine in names.values()
+        ):
             pieces = list(torch.broadcast_tensors(*pieces))
         local = self._run_together(dict(zip(tensors, pieces, strict=True)), like)
         return like.with_local(local, plan.output) if local.ndim else local
@@ -98,7 +111,11 @@ class _LossCall:
             local: Tensor = self.function(**{**self.arguments, **pieces, "reduction": "none"})
             return local
 
-        return run_together(run, like.mesh)
+        return run() if self.function in _OF_ANY_VALUES else run_together(run, like.mesh)
+
+
+_OF_ANY_VALUES = {F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss}
+"""Losses that no values are wrong for: ranks need not ask each other."""
 
 
 def _from_the_right(tensors: Sequence[Slab | Tensor]) -> tuple[list[Names], Names]:
@@ -304,8 +321,8 @@ def _make_class_loss(function: Callable[..., Any]) -> None:
             each = call.each(names, batch)
         if call.reduction != "mean" or soft:
             return _reduce(each, call.reduction)
-        total = each.sum(dtype=torch.float32 if each.dtype in SHORT else None)
-        return (total / _num_counted(target, weight, call.arguments["ignore_index"])).to(each.dtype)
+        added = each.sum(dtype=torch.float32 if each.dtype in SHORT else None)
+        return (added / _num_counted(target, weight, call.arguments["ignore_index"])).to(each.dtype)
 
 
 def _each_of_split_classes(call: _LossCall, x: Slab, *, soft: bool) -> Any:
@@ -330,19 +347,14 @@ def _entries_of_labels(call: _LossCall, scores: Slab, labels: Slab | Tensor) -> 
 
     Labels that are no classes are torch's to refuse.
     """
-    layout, (start, stop) = scores.layout, scores.box.spans[1]
+    layout, span = scores.layout, scores.box.spans[1]
     target = Layout((layout.shape[0], *layout.shape[2:]), (layout.splits[0], *layout.splits[2:]))
     mine: Tensor = localize(labels, target, target.box(scores.mesh.coords))
     is_ignored = mine == call.arguments["ignore_index"]
-    is_known = is_ignored | ((mine >= 0) & (mine < layout.shape[1]))
-    is_here = ~is_ignored & (mine >= start) & (mine < stop)
-    place = torch.where(is_here, mine - start, torch.where(is_known, 0, layout.shape[1]))
-    # A rank without classes has one that no label names.
-    local = (
-        scores.local if stop > start else F.pad(scores.local, [0, 0] * (scores.ndim - 2) + [0, 1])
-    )
-    found = run_together(lambda: local.gather(1, place.unsqueeze(1)).squeeze(1), scores.mesh)
-    part = torch.where(is_here, found, 0)
+    own = own_places(mine.masked_fill(is_ignored, 0), span, layout.shape[1])
+    local = scores.local if span.size else with_one(scores.local, [1])
+    found = run_together(lambda: local.gather(1, own.place.unsqueeze(1)).squeeze(1), scores.mesh)
+    part = torch.where(own.is_here & ~is_ignored, found, 0)
     return scores.with_local(reduce_sum(part, scores.mesh, layout.axes_of([1])), target)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from hyperslab.comm.fetch import fetch, reduce_scatter
 from hyperslab.dist_ops.channel_product import ConvProduct, gather_product, scatter_product
 from hyperslab.dist_ops.choices import hides_channels
+from hyperslab.dist_ops.cut_weight import undivided
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.kernels.conv import Convolution
 from hyperslab.layout import (
@@ -133,7 +134,7 @@ def _keep_filters(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) -> 
     exchange = plan_gather_channels(mesh.grid, mesh.rank, x.layout, groups, cut.split)
     layout = _output(call, x.layout, groups.filters, cut.split, x)
     if (product := _product(call, x, weight, exchange, groups)) is not None:
-        local = gather_product(x.local, weight, exchange, product, mesh)
+        local = gather_product(x.local, *undivided(weight), exchange, product, mesh)
         return x.with_local(_shifted(local, bias), layout)
     held, piece = groups.reads(mine), fetch(x.local, exchange, mesh)
     parts = []
@@ -159,7 +160,7 @@ def _keep_channels(call: Call, convolve: Convolve, cut: _Cut, groups: Groups) ->
     exchange = plan_scatter_filters(mesh.grid, mesh.rank, layout, groups, cut.split)
     bias = _bias_for(bias, filters, x)
     if (product := _product(call, x, weight, exchange, groups)) is not None:
-        local = scatter_product(x.local, weight, exchange, product, mesh)
+        local = scatter_product(x.local, *undivided(weight), exchange, product, mesh)
         return x.with_local(_shifted(local, bias), layout)
     parts = []
     for run in groups.runs_of_channels(mine):

@@ -1,4 +1,4 @@
-"""Images sampled at points: each point may read anywhere, so images are whole."""
+"""Images sampled at points: each point may read anywhere in its channel, so images are whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
 from hyperslab.nn.op import define, unsupported
-from hyperslab.nn.placement import recut
+from hyperslab.nn.placement import recut, whole_along
 from hyperslab.nn.slab import Slab, check_one_grid
 from hyperslab.torch_private import is_all_true, is_any_true
 
@@ -21,25 +21,28 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Slab:
-    """``input`` at the points of ``grid``; samples may be split, and points of whole images."""
+    """``input`` at the points of ``grid``; samples, channels and points may be split."""
     slabs = [t for t in (input, grid) if isinstance(t, Slab)]
     check_one_grid(slab.mesh.grid for slab in slabs)
     images, points = (_as_slab(t, slabs[0]) for t in (input, grid))
-    if any(images.layout.splits[1:]) or points.layout.splits[-1]:
+    if any(images.layout.splits[2:]):
         raise unsupported(F.grid_sample, images, "a point may lie on another rank")
     if images.ndim != points.ndim or images.shape[0] != points.shape[0]:
         raise RuntimeError(
             f"grid_sample of an input of shape {tuple(images.shape)} at a grid of shape "
             f"{tuple(points.shape)}: they need as many samples and dims"
         )
+    points = whole_along(points, [points.ndim - 1])
     samples = points.layout.splits[0] or images.layout.splits[0]
     if samples and samples.axis in points.layout.axes_of(range(1, points.ndim)):
         raise unsupported(F.grid_sample, points, "the samples of its input are split elsewhere")
+    if (channels := images.layout.splits[1]) and channels.axis in points.layout.axes:
+        images, channels = whole_along(images, [1]), None
     images = recut(images, images.layout.with_dim(0, images.shape[0], samples))
     points = recut(points, points.layout.with_dim(0, points.shape[0], samples))
     layout = Layout(
         (*images.layout.shape[:2], *points.layout.shape[1:-1]),
-        (samples, None, *points.layout.splits[1:-1]),
+        (samples, channels, *points.layout.splits[1:-1]),
     )
     shape = layout.box(images.mesh.coords).shape
     if 0 in shape:
