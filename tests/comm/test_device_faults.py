@@ -193,6 +193,7 @@ def free_on_gpu():
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.every(6)
 @on_devices
 @pytest.mark.parametrize("where", ["before forward", "in forward", "in backward"])

@@ -141,6 +141,7 @@ def share(pipes):
     return lines
 
 
+@pytest.mark.slow
 def test_ranks_that_take_turns_on_a_gpu_are_told_of_mps(tmp_path):
     (line,), others = on_two(share, str(tmp_path))
     assert line[0] == "WARNING"

@@ -124,6 +124,7 @@ def test_a_rank_that_dies_in_an_exchange_is_missed_by_its_neighbours(how):
     assert_told(errors, 1, "rank 0 lost contact while gathering over height")
 
 
+@pytest.mark.every(8)
 @pytest.mark.parametrize(
     ("where", "lost"), [("before forward", 2), ("before backward", 0), ("in backward", 2)]
 )
@@ -134,6 +135,7 @@ def test_whenever_a_rank_dies_all_others_stop_with_words(where, lost):
     assert_told(errors, 2, "lost contact while")
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", [leave_by_kill, hang])
 def test_a_rank_that_is_lost_while_gradients_are_averaged_is_missed_by_all(how):
     errors = run_with_a_loss(train_and_lose, 2, lost=1, how=how, where="in backward", axes={})
@@ -193,6 +195,7 @@ def exchange_with_a_sleeper(what):
     return caught(lambda: [run() for _ in range(2)])
 
 
+@pytest.mark.slow
 @pytest.mark.every(2)
 @pytest.mark.parametrize("what", ["halo", "sum"])
 def test_a_rank_that_sleeps_too_long_is_not_waited_for(what):
@@ -214,7 +217,8 @@ def init_without(missing, how):
     return None
 
 
-@pytest.mark.every(2)
+@pytest.mark.slow
+@pytest.mark.every(20)
 @pytest.mark.parametrize(("missing", "how"), [(0, "absent"), (1, "error")])
 def test_a_rank_that_does_not_come_is_not_waited_for(missing, how):
     with Team(2) as team:

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import hyperslab as hs
-from hyperslab.comm import join, local_sockets
+from hyperslab.comm import local_sockets
 from hyperslab.comm.local_sockets import MAX_NBYTES, LocalSockets
+from hyperslab.testing import Team
 
 init = functools.partial(hs.init, device="cpu", timeout_seconds=100)
 SECONDS = 100.0
@@ -213,30 +214,29 @@ def test_where_one_rank_cannot_be_reached_none_of_the_node_has_sockets(monkeypat
 
 
 @pytest.mark.ranks(2)
-def test_sums_and_halos_of_a_mesh_on_cpus_use_sockets_unless_host_is_asked_for(monkeypatch):
-    mesh, by_gloo = init(height=2), init(height=2, transport="host")
-    assert by_gloo.sockets is None
-    calls = []
-    monkeypatch.setattr(
-        LocalSockets, "send", lambda *args, whole=LocalSockets.send: calls.append(whole(*args))
-    )
-    outs = {}
-    for each in (mesh, by_gloo):
-        x = hs.shard(torch.arange(24.0).reshape(1, 1, 4, 6), each)
-        outs[each] = hs.gather(torch.nn.functional.avg_pool2d(x, 3, 1, 1)), float(x.sum())
-        calls.append("next")
-    assert calls.index("next") >= 2
-    assert calls[-1] == "next"
-    assert calls[-2] == "next"
-    assert outs[mesh][0].equal(outs[by_gloo][0])
-    assert outs[mesh][1] == outs[by_gloo][1] == 276.0
+def test_sums_and_halos_of_a_mesh_on_cpus_use_sockets_unless_host_is_asked_for():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mesh, by_gloo = init(height=2), init(height=2, transport="host")
+        assert by_gloo.sockets is None
+        calls = []
+        monkeypatch.setattr(
+            LocalSockets, "send", lambda *args, whole=LocalSockets.send: calls.append(whole(*args))
+        )
+        outs = {}
+        for each in (mesh, by_gloo):
+            x = hs.shard(torch.arange(24.0).reshape(1, 1, 4, 6), each)
+            outs[each] = hs.gather(torch.nn.functional.avg_pool2d(x, 3, 1, 1)), float(x.sum())
+            calls.append("next")
+        assert calls.index("next") >= 2
+        assert calls[-1] == "next"
+        assert calls[-2] == "next"
+        assert outs[mesh][0].equal(outs[by_gloo][0])
+        assert outs[mesh][1] == outs[by_gloo][1] == 276.0
 
 
-@pytest.mark.ranks(4)
-def test_ranks_of_two_nodes_meet_by_gloo_and_those_of_one_by_sockets(monkeypatch):
+def meet_on_two_nodes():
     rank = int(os.environ["RANK"])
-    monkeypatch.setenv("HYPERSLAB_NODE", f"node {rank // 2}")
-    join._close_sockets()  # of earlier meshes
+    os.environ["HYPERSLAB_NODE"] = f"node {rank // 2}"
     mesh = init(height=4)
     small = torch.zeros(1)
     assert [mesh.sockets.carries(peer, small) for peer in range(4)] == [
@@ -245,8 +245,12 @@ def test_ranks_of_two_nodes_meet_by_gloo_and_those_of_one_by_sockets(monkeypatch
     x = hs.shard(torch.arange(16.0).reshape(1, 1, 16, 1), mesh)
     assert float(x.sum()) == 120.0
     pooled = hs.gather(torch.nn.functional.max_pool2d(x, (3, 1), 1, (1, 0)))
-    join._close_sockets()  # later meshes have their own
     assert pooled.flatten().tolist() == [*range(1, 16), 15]
+
+
+def test_ranks_of_two_nodes_meet_by_gloo_and_those_of_one_by_sockets():
+    with Team(4) as team:  # of its own: all meshes of a process use the same sockets
+        team.run(meet_on_two_nodes)
 
 
 def test_nobody_waits_for_a_message_that_another_thread_has_read(pair, monkeypatch):

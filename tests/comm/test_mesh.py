@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import hyperslab as hs
-from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.layout import AXES
 from hyperslab.testing import Team
 
@@ -170,6 +170,7 @@ def init_in_groups_of_others(folder):
         assert torch.equal(hs.gather(hs.shard(x, mesh)), x)
         assert dist.group.WORLD is world
         assert mesh.group is not world  # our messages are not mixed with those of others
+        assert mesh_of_device_mesh(mesh.device_mesh("depth")) is mesh
         dist.destroy_process_group()
 
 

@@ -372,17 +372,18 @@ def test_gradients_of_gradients_are_right():
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("min_interior", [0, 1 << 40])
-def test_ranks_that_share_a_sample_do_without_it_too(min_interior, monkeypatch):
-    from hyperslab.dist_ops import choices
+def test_ranks_that_share_a_sample_do_without_it_too(min_interior):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        from hyperslab.dist_ops import choices
 
-    monkeypatch.setattr(choices, "MIN_INTERIOR_NUMEL", min_interior)
-    mesh = hs.init(depth=2, device="cpu")
-    x, weight = seeded(2, 4, 9, 6, 8), seeded(3, 4, 3, 3, 3)
-    with avoiding("bf16 contiguous forward"), Spoiled(torch.bfloat16) as calls:
-        out = F.conv3d(hs.shard(x, mesh), weight, padding=1)
-        ours = hs.gather(out).double()
-    assert_right([ours], [F.conv3d(x.double(), weight.double(), padding=1)])
-    assert {dtype for dtype, *_ in calls.seen} == {torch.float32}
+        monkeypatch.setattr(choices, "MIN_INTERIOR_NUMEL", min_interior)
+        mesh = hs.init(depth=2, device="cpu")
+        x, weight = seeded(2, 4, 9, 6, 8), seeded(3, 4, 3, 3, 3)
+        with avoiding("bf16 contiguous forward"), Spoiled(torch.bfloat16) as calls:
+            out = F.conv3d(hs.shard(x, mesh), weight, padding=1)
+            ours = hs.gather(out).double()
+        assert_right([ours], [F.conv3d(x.double(), weight.double(), padding=1)])
+        assert {dtype for dtype, *_ in calls.seen} == {torch.float32}
 
 
 def test_passes_of_a_module_on_one_rank_do_without_it_too():
@@ -420,18 +421,19 @@ def test_it_is_told_in_one_line_and_once(caplog):
 
 
 @pytest.mark.ranks(2)
-def test_what_is_wrong_on_one_rank_is_used_by_none(monkeypatch):
-    lines = []
-    monkeypatch.setattr(torch_conv._log, "warning", lambda *words: lines.append(words))
-    hs.init(depth=2, device="cpu")
-    assert not torch_conv.avoids_any()
-    is_wrong = torch.distributed.get_rank() == 1
-    wrong = ("bf16 contiguous forward",) if is_wrong else ()
-    monkeypatch.setattr(join, "find_wrong", lambda device: wrong)
-    with avoiding():
-        mesh = hs.init(depth=2, device="cpu")
-        assert torch_conv.is_avoided(seeded(1, 2, 5, 5, 5), seeded(3, 2, 3, 3, 3))
-    assert len(lines) == (mesh.rank == 0)
+def test_what_is_wrong_on_one_rank_is_used_by_none():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        lines = []
+        monkeypatch.setattr(torch_conv._log, "warning", lambda *words: lines.append(words))
+        hs.init(depth=2, device="cpu")
+        assert not torch_conv.avoids_any()
+        is_wrong = torch.distributed.get_rank() == 1
+        wrong = ("bf16 contiguous forward",) if is_wrong else ()
+        monkeypatch.setattr(join, "find_wrong", lambda device: wrong)
+        with avoiding():
+            mesh = hs.init(depth=2, device="cpu")
+            assert torch_conv.is_avoided(seeded(1, 2, 5, 5, 5), seeded(3, 2, 3, 3, 3))
+        assert len(lines) == (mesh.rank == 0)
 
 
 # On a GPU

@@ -319,6 +319,7 @@ def test_autocast_casts_operands_of_tiles():
         torch.testing.assert_close(cut, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(1)
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_tiles_compile():

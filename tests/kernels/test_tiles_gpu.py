@@ -85,8 +85,11 @@ def test_operators_of_single_channels(name, memory_format):
 
 
 @pytest.mark.ranks(1)
-def test_a_channel_that_no_kernel_can_resize_is_refused(monkeypatch):
-    monkeypatch.setattr(tiles, "MAX_NUMEL", 100)
-    x = hs.shard(torch.zeros(1, 2, 8, 8, 8), hs.init(device="cuda"))
-    with pytest.raises(LayoutError, match="512 elements before or after, and a GPU counts no more"):
-        F.interpolate(x, size=(2, 2, 2))
+def test_a_channel_that_no_kernel_can_resize_is_refused():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(tiles, "MAX_NUMEL", 100)
+        x = hs.shard(torch.zeros(1, 2, 8, 8, 8), hs.init(device="cuda"))
+        with pytest.raises(
+            LayoutError, match="512 elements before or after, and a GPU counts no more"
+        ):
+            F.interpolate(x, size=(2, 2, 2))

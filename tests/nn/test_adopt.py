@@ -36,18 +36,23 @@ CASES = {
     "added where there is something": lambda x: torch.full(
         (3, 5, *X5[2:]), 0.5, dtype=x.dtype
     ).scatter_add_(1, labels_of(x), x[:, :1]),
-    "added at": lambda x: zeros(3, 6, *X5[2:]).index_add_(1, torch.tensor([5, 0, 2, 2]), x),
     "accumulated": accumulated,
 }
+ROWS = {"added at": lambda x: zeros(3, 6, *X5[2:]).index_add_(1, torch.tensor([5, 0, 2, 2]), x)}
 
 
 def check_case(place, name):
     cuts = place.cuts_of(5)
-    assert_same_as_serial(CASES[name], [seeded(*X5)], mesh=place.mesh(), cuts=cuts)
+    assert_same_as_serial((CASES | ROWS)[name], [seeded(*X5)], mesh=place.mesh(), cuts=cuts)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_is_what_one_process_writes(run, place_of_whole_channels, name):
+def test_what_is_written_is_what_one_process_writes(run, place, name):
+    run(place, check_case, name)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_are_written_along_a_whole_dim(run, place_of_whole_channels, name):
     run(place_of_whole_channels, check_case, name)
 
 

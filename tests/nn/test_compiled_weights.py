@@ -92,6 +92,7 @@ def test_autograd_grad_through_a_compiled_model_is_that_of_one_process():
     close(torch.autograd.grad(loss, [*ours.parameters()]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_hooks_of_weights_in_a_compiled_model_see_and_change_the_gradients_of_one_process():
     mesh = hs.init(height=2, device="cpu")
@@ -121,6 +122,7 @@ def test_a_view_of_a_weight_in_a_compiled_function_gets_the_gradient_of_one_proc
     close(views[1], views[0])
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_weights_that_are_frozen_and_thawed_between_compiled_passes():
     mesh = hs.init(height=2, device="cpu")
@@ -158,6 +160,7 @@ def test_a_compiled_model_of_sharded_weights_trains_as_one_process():
         close(mine.grad.full_tensor(), theirs.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_a_backward_pass_within_a_compiled_step_is_that_of_one_process():
     mesh = hs.init(height=2, device="cpu")

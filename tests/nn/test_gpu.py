@@ -20,6 +20,8 @@ MESHES = {
     "depth=2": {"depth": 2},
     "depth=2 x height=2": {"depth": 2, "height": 2},
     "sample=2 x width=2": {"sample": 2, "width": 2},
+    "channel=2": {"channel": 2},
+    "channel=2 x depth=2": {"channel": 2, "depth": 2},
 }
 UNEVEN = {"depth": [0, 3, 11], "height": [0, 8, 9], "width": [0, 4, 10]}
 

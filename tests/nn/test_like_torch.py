@@ -179,6 +179,7 @@ def loss_of_rich(out):
     return sum(loss_of(part) for part in parts) * out.pair[1]
 
 
+@pytest.mark.every(4)
 @pytest.mark.ranks
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(

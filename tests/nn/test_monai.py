@@ -39,6 +39,7 @@ def check_loss(place, name):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("place", [DEPTH, HEIGHT], ids=str)
 def test_a_loss_of_labels_equals_that_of_one_process(run, place, name):

@@ -1,7 +1,6 @@
 """Whole networks, trained on every mesh: the losses and weights of one process in plain PyTorch."""
 
 import functools
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -10,9 +9,9 @@ from torch import nn
 
 import hyperslab as hs
 from hyperslab.dist_ops import choices
-from hyperslab.testing import Team, seeded
+from hyperslab.testing import seeded
 
-NUM_STEPS = 5
+NUM_STEPS = 3
 NUM_CLASSES = 3
 
 MESHES = [
@@ -220,13 +219,6 @@ def serial(name, optimizer_name):
         return train(name, optimizer_name, mesh)
 
 
-@pytest.fixture(scope="module")
-def teams():
-    """Live teams by their number of ranks."""
-    with ExitStack() as stack:
-        yield functools.cache(lambda num_ranks: stack.enter_context(Team(num_ranks)))
-
-
 @pytest.fixture(autouse=True)
 def _keep_random_state():
     with torch.random.fork_rng(devices=[]):
@@ -247,12 +239,12 @@ class threads:  # noqa: N801 - a context manager, read as a word
         torch.set_num_threads(self.before)
 
 
-def run(teams, axes, *args, **kwargs):
+def run(team_of, axes, *args, **kwargs):
     num_ranks = torch.tensor(list(axes.values())).prod().item()
     if num_ranks == 1:
         with threads(1):
             return [train_on(axes, *args, **kwargs)]
-    return teams(num_ranks).run(train_on, axes, *args, **kwargs)
+    return team_of(num_ranks).run(train_on, axes, *args, **kwargs)
 
 
 def assert_same(results, expected):
@@ -281,10 +273,10 @@ def describe(axes):
     return "-".join(f"{axis}{num}" for axis, num in axes.items())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "axes"), [*cases()])
-def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes):
-    assert_same(run(teams, axes, name, "adam"), serial(name, "adam"))
+def test_training_gives_the_losses_and_weights_of_one_process(team_of, name, axes):
+    assert_same(run(team_of, axes, name, "adam"), serial(name, "adam"))
 
 
 @pytest.mark.every(2)
@@ -297,8 +289,8 @@ def test_training_gives_the_losses_and_weights_of_one_process(teams, name, axes)
     ],
     ids=["resnet3d", "unet", "unet, channels"],
 )
-def test_halos_that_travel_behind_the_interior_train_as_one_process(teams, name, axes):
-    assert_same(run(teams, axes, name, "sgd", overlap=True), serial(name, "sgd"))
+def test_halos_that_travel_behind_the_interior_train_as_one_process(team_of, name, axes):
+    assert_same(run(team_of, axes, name, "sgd", overlap=True), serial(name, "sgd"))
 
 
 @pytest.mark.every(4)
@@ -313,8 +305,8 @@ def test_halos_that_travel_behind_the_interior_train_as_one_process(teams, name,
     ],
     ids=str,
 )
-def test_training_sharded_weights_gives_those_of_one_process(teams, name, axes):
-    assert_same(run(teams, axes, name, "adam", shard_weights=True), serial(name, "adam"))
+def test_training_sharded_weights_gives_those_of_one_process(team_of, name, axes):
+    assert_same(run(team_of, axes, name, "adam", shard_weights=True), serial(name, "adam"))
 
 
 def test_the_networks_learn():

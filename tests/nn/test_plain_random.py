@@ -107,6 +107,7 @@ def drawn(place, name):
     return results
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", DRAWS)
 def test_numbers_do_not_depend_on_the_mesh(run, place, name):
     (due,) = run(Place({}), drawn, name)

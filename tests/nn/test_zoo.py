@@ -60,7 +60,7 @@ FOUR_RANKS = [
 ]
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 @pytest.mark.parametrize(("name", "mesh"), MOST)
 def test_a_training_step_equals_that_of_one_process(team_of, name, mesh):
     row = zoo.run(f"monai/{name}", mesh, "cpu", team_of)
@@ -103,6 +103,7 @@ def evaluate(name, dtype, tolerance):
     assert (ours - expected).norm() < tolerance * expected.norm()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["DenseNet", "EfficientNetBN 2-d"])
 @pytest.mark.filterwarnings("ignore")

@@ -26,6 +26,7 @@ from hyperslab.kernels import faces
 from hyperslab.kernels.exchange import STATE_WORDS, Endpoint, Lane, Move, Run, Sum, Wait, run_tasks
 from hyperslab.kernels.face_plans import box_tasks, plan_room
 from hyperslab.layout import Assembly, Message
+from hyperslab.torch_private import current_stream_key
 
 NUM_SLOTS = 2
 """Of a ring: one is filled while another is emptied."""
@@ -170,6 +171,7 @@ class DeviceTransport:
         self._sums: dict[Any, tuple[Move, Sum]] = {}
         self._open: deque[tuple[Incoming, _Round]] = deque()
         self._stream: torch.cuda.Stream | None = None
+        self._stream_key: object = None
         self.is_silent = False
         """Whether nothing is sent for now; see ``silence``."""
         self._own_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -345,11 +347,12 @@ class DeviceTransport:
         device = self.memory.own.device
         if device.type != "cuda":
             return
-        stream = torch.cuda.current_stream(device)
-        if stream != self._stream:
+        key = current_stream_key(device)
+        if key != self._stream_key:
+            stream = torch.cuda.current_stream(device)
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
                 stream.wait_stream(self._stream)
-            self._stream = stream
+            self._stream, self._stream_key = stream, key
 
     def _endpoint_within(self, limit: int) -> Endpoint:
         return self._endpoint._replace(limit=limit)

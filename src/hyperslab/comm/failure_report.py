@@ -46,9 +46,19 @@ def lost_contact(doing: str, mesh: Mesh, error: RuntimeError | TimeoutError) -> 
 
 @contextmanager
 def contact(doing: str, mesh: Mesh) -> Iterator[None]:
-    """Turns errors that torch raises within it into a ``CommError`` that tells the cause."""
+    """Turns errors that torch raises within it into a ``CommError`` that tells the cause.
+
+    For messages of a pass, which a CUDA graph must be able to send while one is tried out.
+    """
     if mesh.transport is not None and mesh.transport.is_silent:
         raise CommError(f"{doing} takes messages between hosts, which a CUDA graph cannot send")
+    with contact_beside_passes(doing, mesh):
+        yield
+
+
+@contextmanager
+def contact_beside_passes(doing: str, mesh: Mesh) -> Iterator[None]:
+    """As ``contact``, for messages of other threads, whatever pass this one is in."""
     try:
         yield
     except CommError:

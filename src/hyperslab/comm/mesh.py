@@ -297,7 +297,7 @@ def group_of(
     world = dist.group.WORLD
     assert world is not None
     if _made_for != [world]:
-        _made.clear()
+        _forget_made()
         _made_for[:] = [world]
     found = None
     for ranks in partition:
@@ -327,6 +327,11 @@ def forget_groups() -> None:
     for mesh in _meshes.values():
         mesh._groups.clear()
         mesh.__dict__.pop("group", None)
+    _forget_made()
+
+
+def _forget_made() -> None:
+    """Of other process groups: their ranks may be the same, their sockets are not."""
     _made.clear()
     _made_for.clear()
     _device_meshes.clear()

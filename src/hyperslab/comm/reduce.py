@@ -20,7 +20,7 @@ from hyperslab.comm.graph import TensorSpec, as_operator, recompute_first, save_
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import post_on_device, run_on_device, traffic
 from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
-from hyperslab.torch_private import foreach_copy_, is_traced
+from hyperslab.torch_private import apply_function, foreach_copy_, is_traced
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
@@ -36,7 +36,7 @@ def reduce_sum(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     each rank's sum feeds a loss of its own.
     """
     axes = tuple(axis for axis in axes if mesh.grid.size(axis) > 1)
-    return _Sum.apply(x, mesh, axes) if axes else x  # type: ignore[no-untyped-call]
+    return apply_function(_Sum, x, mesh, axes) if axes else x
 
 
 class _Sum(Function):
@@ -49,7 +49,10 @@ class _Sum(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         recompute_first(ctx)
-        return reduce_sum(grad, ctx.mesh, ctx.axes), None, None
+        if torch.is_grad_enabled():
+            return reduce_sum(grad, ctx.mesh, ctx.axes), None, None
+        own = grad.clone(memory_format=torch.contiguous_format)
+        return reduce_sum_(own, ctx.mesh, ctx.axes), None, None
 
 
 def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:

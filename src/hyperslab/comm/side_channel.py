@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from hyperslab.comm.failure_report import contact
+from hyperslab.comm.failure_report import contact_beside_passes
 from hyperslab.comm.local_sockets import LocalSockets, connect
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError, FormatError, HyperslabError
@@ -38,7 +38,7 @@ class SideChannel:
         self._sockets: LocalSockets | None = None
         """To all other ranks, if they run on one node: for numbers, which are sent often."""
         if mesh.num_ranks > 1:
-            with contact("making a channel for " + doing, mesh):
+            with contact_beside_passes("making a channel for " + doing, mesh):
                 self._group = dist.new_group(backend="gloo", timeout=mesh.timeout)
             found = connect(self.rank, self.tell_all)
             if found is not None and len(found.peers) == mesh.num_ranks - 1:
@@ -56,7 +56,7 @@ class SideChannel:
         if self._group is None:
             return [value]
         values: list[T] = [value] * self.grid.num_ranks
-        with contact(self._doing, self.mesh):
+        with contact_beside_passes(self._doing, self.mesh):
             dist.all_gather_object(values, value, group=self._group)
         return values
 
@@ -79,19 +79,19 @@ class SideChannel:
         largest = torch.tensor([number])
         if self._sockets is not None:
             ranks, limit = range(self.grid.num_ranks), self.mesh.timeout.total_seconds()
-            with contact(self._doing, self.mesh):
+            with contact_beside_passes(self._doing, self.mesh):
                 numbers = self._sockets.share(largest, self.rank, ranks, 0, limit)
 
             def find() -> int:
-                with contact(self._doing, self.mesh):
+                with contact_beside_passes(self._doing, self.mesh):
                     return max(map(int, numbers.wait()))
 
             return find
-        with contact(self._doing, self.mesh):
+        with contact_beside_passes(self._doing, self.mesh):
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
         def wait() -> int:
-            with contact(self._doing, self.mesh):
+            with contact_beside_passes(self._doing, self.mesh):
                 work.wait()
             return int(largest)
 
@@ -106,7 +106,7 @@ class SideChannel:
         if not sends and not receives:
             return
         assert self._group is not None
-        with contact(self._doing, self.mesh):
+        with contact_beside_passes(self._doing, self.mesh):
             works = [self._group.send([_raw(array)], rank, 0) for rank, array in sends]
             works += [self._group.recv([_raw(array)], rank, 0) for rank, array in receives]
             for work in works:

@@ -24,7 +24,9 @@ def call_signature(
     None where an argument is neither a dense tensor on ``device`` nor a plain value, as a pass may
     depend on more of it, and where there is no tensor.
     """
-    leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
+    leaves, spec = [*args], None
+    if kwargs or len(args) != 1 or type(args[0]) is not Slab:  # most have one Slab
+        leaves, spec = tree_flatten((args, kwargs), is_leaf=is_slab)
     signatures = tuple([_signature_of(leaf, device) for leaf in leaves])
     if None in signatures or all(type(leaf) in PLAIN for leaf in leaves):
         return None

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from hyperslab.comm.journal import journal
@@ -42,9 +42,11 @@ def dispatch(function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         try:
             out = op.rule(*args, **op.keywords(kwargs)) if kwargs else op.rule(*args)
         except UnsupportedOp as refusal:
-            return _run_whole(function, args, kwargs, refusal)
+            out = _run_whole(function, args, kwargs, refusal)
         if op.family == "custom":
             check_pieces(function, out)
+        if meetings.with_spread_weights and isinstance(out, Tensor) and out.requires_grad:
+            out.register_hook(meetings.localize_gradient)
         return out
     except Exception as error:
         _explain(error, function, args, kwargs)
@@ -110,6 +112,10 @@ class _Meetings:
     """Takes a function, its arguments and its keyword arguments."""
     slab_of: Callable[[Any, Any], Any]
     """Takes a tensor and a mesh; the Slab of a cut weight, or the tensor itself."""
+    with_spread_weights = False
+    """Whether weights of any module are DTensors, which losses may meet."""
+    localize_gradient: Callable[[Any], Any]
+    """Takes the gradient of a plain tensor; that of a loss which met a DTensor is one."""
 
 
 meetings = _Meetings()

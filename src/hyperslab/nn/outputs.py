@@ -33,6 +33,8 @@ def tensors_of(value: Any) -> list[Tensor]:
 
     They may lie in tuples, lists, dicts and whatever else is a pytree, and in dataclasses.
     """
+    if type(value) is Slab:  # as most are, in a tenth of the time
+        return [value.local]
     found: list[Tensor] = []
     for leaf in tree_leaves(value, is_leaf=is_record):
         if isinstance(leaf, Tensor):
@@ -57,6 +59,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
             return replaced(leaf, dict(zip(fields_of(leaf), values, strict=True)))
         return leaf
 
+    if type(value) is Slab:
+        return visit(value)
     return tree_map(visit, value, is_leaf=is_record)
 
 

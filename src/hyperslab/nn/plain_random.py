@@ -149,10 +149,11 @@ def random_state(mesh: Mesh) -> bytes:
     """That of torch's generators; nothing where tensors have no values."""
     if is_traced() or peek_interpreter_stack() is not None:
         return b""
-    states = [torch.get_rng_state()]
+    state = torch.get_rng_state().numpy().tobytes()
     if mesh.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        states.append(torch.cuda.get_rng_state(mesh.device))
-    return b"".join([state.numpy().tobytes() for state in states])
+        generator = torch.cuda.default_generators[mesh.device.index]
+        state += b"%d %d" % (generator.initial_seed(), generator.get_offset())  # all it has
+    return state
 
 
 def note_draws(before: bytes, mesh: Mesh) -> None:

@@ -10,6 +10,7 @@ import gc
 import importlib
 import os
 import pickle
+import random
 import shutil
 import signal
 import socket
@@ -192,6 +193,7 @@ def answer(call: Call) -> Outcome:
     try:
         function = call.function.load()
         args, kwargs = pickle.loads(call.arguments)
+        seed_random_numbers()
         result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the caller shall know
         return raised(error)
@@ -199,6 +201,14 @@ def answer(call: Call) -> Outcome:
         return Returned(pickle.dumps(result))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return raised(TypeError(f"{call.function.qualname} returned what cannot be sent: {error}"))
+
+
+def seed_random_numbers() -> None:
+    """Make what a test draws independent of the tests that ran before it in this process."""
+    random.seed(0)
+    for name, seed in (("numpy.random", "seed"), ("torch", "manual_seed")):
+        if name in sys.modules:
+            getattr(sys.modules[name], seed)(0)
 
 
 def raised(error: BaseException) -> Raised:

@@ -16,7 +16,8 @@ class Team:
     Each finds the variables of torchrun in its environment and has torch loaded, but no process
     group: the function makes one. The processes, and with them the group and all other state,
     live until the ``with`` block ends, so that further runs take milliseconds. After a failure or
-    a death, the next run is on new processes.
+    a death, the next run is on new processes. Every run begins with the same random state, so
+    that what a test draws does not depend on the tests before it.
 
     The processes are forks of one that has torch loaded, and share its hash seed: sets of strings
     iterate alike on all ranks, which under torchrun they need not.

@@ -140,6 +140,7 @@ def check_steps(axes, ranks_that_record):
     assert num_recorded(graphed) == int(mesh.rank in ranks_that_record)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("axes", [{"height": 2}, {"sample": 2}], ids=str)
 def test_steps_are_those_without_graphs(two, axes):
     two.run(check_steps, axes, {0, 1})
@@ -173,6 +174,7 @@ def check_no_room():
     assert (told in graphed._told) == (mesh.rank == 0)
 
 
+@pytest.mark.slow
 def test_a_rank_without_memory_for_a_recording_runs_beside_ranks_that_replay(two):
     two.run(check_no_room)
 
@@ -247,6 +249,7 @@ def check_no_sync():
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_gradients_of_replays_within_no_sync_are_averaged_later(two):
     two.run(check_no_sync)
 
@@ -269,6 +272,7 @@ def check_gradients_that_are_seen():
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_whoever_sees_a_gradient_of_a_replay_sees_the_mean(two):
     two.run(check_gradients_that_are_seen)
 
@@ -294,6 +298,7 @@ def check_other_outputs():
         model(batch(mesh)[0])[2].sum().backward()
 
 
+@pytest.mark.slow
 def test_a_backward_pass_that_was_not_recorded_is_refused(two):
     two.run(check_other_outputs)
 
@@ -335,6 +340,7 @@ def check_difference():
         model(x)
 
 
+@pytest.mark.slow
 def test_ranks_that_differ_around_replays_are_told(two):
     two.run(check_difference)
 
@@ -349,6 +355,7 @@ def check_copy():
     assert_same(grads(twin), grads(model))
 
 
+@pytest.mark.slow
 def test_a_copy_trains_by_itself(two):
     two.run(check_copy)
 
@@ -395,5 +402,6 @@ def check_dropped_parts():
     assert not sent
 
 
+@pytest.mark.slow
 def test_parts_that_were_dropped_are_not_averaged_again(two):
     two.run(check_dropped_parts)

@@ -179,6 +179,6 @@ def test_a_meter_does_not_wait_and_tells_what_a_pass_kept():
     assert meter.read() is None
     torch.cuda.synchronize()
     cost = meter.read()
-    assert cost.gpu_ms > 5 > cost.host_ms
+    assert cost.host_ms < cost.gpu_ms
     assert cost.kept_nbytes == kept.nbytes
     assert cost.free_nbytes > 0

@@ -24,13 +24,12 @@ from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.cuda_graphs.recorded_pass import ActivationMemory, Recorded, note_used
 from hyperslab.nn.cuda_graphs.recorder import Recorder
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, check_output, check_state
-from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, tensors_in
+from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, given_tensors
 from hyperslab.nn.cuda_graphs.worth import Meter, PassTrial
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.parallel.gradient_averaging import Replica
-from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import HOOKS
 from hyperslab.torch_private import (
     has_global_module_hooks,
@@ -39,7 +38,6 @@ from hyperslab.torch_private import (
     is_parametrization_cached,
     is_traced,
     peek_interpreter_stack,
-    tree_leaves,
 )
 
 _log = logging.getLogger("hyperslab")
@@ -193,7 +191,7 @@ class Graphed:
 
     def _note_used(self, entry: _Entry, out: Any, given: Given) -> Any:
         """``out``, that tells which of its tensors get gradients, if it can be recorded at all."""
-        inputs = tensors_in(tree_leaves(given, is_leaf=is_slab))
+        inputs = given_tensors(given)
         try:
             check_state(entry.snapshot)
             check_output(out, self._mesh.device, [*inputs, *entry.snapshot.tensors])

@@ -27,13 +27,12 @@ from hyperslab.nn.cuda_graphs.replayable import (
     plain_values,
     sharing,
 )
-from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, tensors_in
+from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, StaticPass, given_tensors
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
 from hyperslab.nn.outputs import map_tensors, tensors_of
 from hyperslab.nn.parallel.gradient_averaging import Averaging, gradient_hook_of
-from hyperslab.nn.slab import is_slab
 from hyperslab.nn.trial_run import no_trace, unjournaled
-from hyperslab.torch_private import apply_function, foreach_mul, tree_leaves
+from hyperslab.torch_private import apply_function, foreach_mul
 
 
 class Recorded:
@@ -113,7 +112,7 @@ class Recorded:
 
     def __call__(self, given: Given) -> Any:
         """What the module would return."""
-        tensors = tensors_in(tree_leaves(given, is_leaf=is_slab))
+        tensors = given_tensors(given)
         self._recorder.follow()
         with torch.no_grad():
             for own, tensor in zip(self._pass.inputs, tensors, strict=True):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from hyperslab.torch_private import release_graph_pool
+from hyperslab.torch_private import current_stream_key, release_graph_pool
 
 Made = TypeVar("Made")
 
@@ -47,6 +47,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side, self._latest = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        self._latest_key = current_stream_key(device)
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
         self._renew()
 
@@ -105,10 +106,11 @@ class CudaRecorder:
         return out, graph.replay
 
     def follow(self) -> None:
-        current = torch.cuda.current_stream(self._device)
-        if current != self._latest:
+        key = current_stream_key(self._device)
+        if key != self._latest_key:
+            current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._latest)
-            self._latest = current
+            self._latest, self._latest_key = current, key
 
     def _mend(self, graph: torch.cuda.CUDAGraph) -> None:
         """Has torch go on as before, after the recording of ``graph`` failed."""

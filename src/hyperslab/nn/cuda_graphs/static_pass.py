@@ -20,7 +20,7 @@ from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.gradient_averaging import GradientMeans
 from hyperslab.nn.parallel.outside_tensors import leave_part
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.torch_private import tree_flatten, tree_unflatten
+from hyperslab.torch_private import tree_flatten, tree_leaves, tree_unflatten
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a pass."""
@@ -145,6 +145,14 @@ class StaticPass:
     def trained(self) -> list[Parameter]:
         """The weights that get gradients."""
         return [self.weights.originals[i] for i in self._reached]
+
+
+def given_tensors(given: Given) -> list[Tensor]:
+    """The tensors among arguments, pieces of Slabs included."""
+    args, kwargs = given
+    if not kwargs and len(args) == 1 and type(args[0]) is Slab:  # as most are
+        return [args[0].local]
+    return tensors_in(tree_leaves(given, is_leaf=is_slab))
 
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_windows as tile_windows
-from hyperslab.nn.depth_first.memory_estimate import MemoryCounter, current_counter
+from hyperslab.nn.depth_first.memory_estimate import COUNTERS, MemoryCounter
 from hyperslab.nn.depth_first.survey import Survey, survey
 from hyperslab.nn.depth_first.tile_slab import NotHeldError, Tape, TileSlab, single_rank_slab
 from hyperslab.nn.dispatch import materialise
@@ -101,12 +101,12 @@ class DepthFirst:
             return rng_states() == before  # others would differ from tile to tile
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.picked and not COUNTERS:  # as most are, in every pass of the module
+            return self._run(*args, **kwargs)
         if is_dynamo_compiling():
             return self._compiled(*args, **kwargs)
-        if counter := current_counter():
-            return self._counted(counter, args, kwargs)
-        if not self.picked:
-            return self._run(*args, **kwargs)
+        if COUNTERS:
+            return self._counted(COUNTERS[-1], args, kwargs)
         mode = active_mode()  # in which tensors are plain
         by_tiles = self._by_tiles if mode is None else mode.on_slabs(self._by_tiles)
         out = by_tiles(*args, **kwargs)

@@ -126,12 +126,8 @@ def _new(keeps: Mapping[int, int], kept: set[int]) -> int:
     return sum(new.values())
 
 
-_COUNTERS: list[MemoryCounter] = []
-
-
-def current_counter() -> MemoryCounter | None:
-    """What counts the memory of the running forward pass, if anything does."""
-    return _COUNTERS[-1] if _COUNTERS else None
+COUNTERS: list[MemoryCounter] = []
+"""What counts the memory of the running forward pass, if anything does, is the last of them."""
 
 
 class MemoryCounter(TorchFunctionMode):
@@ -254,11 +250,11 @@ def _replace_buffers(module: nn.Module, mode: FakeTensorMode) -> list[Tensor]:
 
 @contextmanager
 def _in_use(counter: MemoryCounter) -> Iterator[None]:
-    _COUNTERS.append(counter)
+    COUNTERS.append(counter)
     try:
         yield
     finally:
-        _COUNTERS.pop()
+        COUNTERS.pop()
 
 
 def _without_values(leaf: Any) -> Any:
