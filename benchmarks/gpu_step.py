@@ -11,8 +11,9 @@ contiguous and channels_last memory, `ours` is channels_last, and both take the 
 without cudnn.benchmark (without, where a step takes over a second; one setting alone where it takes
 over four). `graphs` is ours with cuda_graphs=True, measured where the GPU may wait for the host.
 Times are medians between CUDA events, after a warm-up, on fresh random numbers; host times end
-when all work is given to the GPU. Where steps are short, those of all sides take turns, so that a
-slow moment of the host is slow for all. `error` is the larger relative difference, of the loss and
+when all work is given to the GPU. Where steps are short, blocks of them take turns, so that a slow
+moment of the host is slow for all sides, and sides are compared by the median of the ratios of
+blocks in one round. `error` is the larger relative difference, of the loss and
 of the gradient of the first weight in a step without dropout, from plain PyTorch in float32.
 Rounding changes signs before activations: in bf16 gradients are some percent off, and where ours
 are more than twice as far off as those of plain PyTorch, that is called wrong.
@@ -100,11 +101,11 @@ def times_faster(name: str, results: Results) -> float:
 
 
 def times_plain(name: str, results: Results) -> float:
-    return results[name].ours.ms / results[name].plain.ms
+    return results[name].ours.times(results[name].plain)
 
 
 def times_plain_host(name: str, results: Results) -> float:
-    return results[name].ours.host_ms / results[name].plain.host_ms
+    return results[name].ours.times(results[name].plain, host=True)
 
 
 def times_half_the_size(name: str, results: Results) -> float:

@@ -4,8 +4,8 @@ Tests marked ``ranks`` run on processes that live until the session ends.
 
 ``ranks(2)`` runs the test on two of them; ``ranks`` alone on as many as the mesh ``axes``, an
 argument of the test, asks for. The test's module is loaded there, and its arguments are pickled.
-State lives on from one test to the next: what a test changes, it must restore. After a failure the
-next test gets new processes.
+State lives on from one test to the next: what a test changes, it must restore there, as by
+``pytest.MonkeyPatch.context()``. After a failure the next test gets new processes.
 
 ``make test`` leaves out what is marked ``slow``, and of a test marked ``every(4)`` all cases but
 each fourth; ``make test-all`` runs the rest.
@@ -33,6 +33,7 @@ import pytest
 from hypothesis import settings
 
 from hyperslab.testing import Team
+from hyperslab.testing.server import seed_random_numbers
 
 # Before torch is loaded: its threads would only wait for each other on tensors as small as here.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -49,6 +50,8 @@ settings.register_profile("fuzz", deadline=None, database=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPERSLAB_EXAMPLES", "repeatable"))
 
 _stack = ExitStack()
+# What a user of this machine has measured must not change verdicts.
+os.environ["XDG_CACHE_HOME"] = _stack.enter_context(tempfile.TemporaryDirectory("-cache"))
 _teams = {}
 
 
@@ -76,6 +79,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
+    seed_random_numbers()
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -90,6 +94,7 @@ def pytest_pyfunc_call(pyfuncitem):
     if marker is None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
+    assert "monkeypatch" not in names, "it would be undone here, not on the ranks"
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     num_ranks = marker.args[0] if marker.args else math.prod(arguments["axes"].values())
     _team(num_ranks).run(pyfuncitem.obj, **arguments)

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -15,23 +17,32 @@ def example() -> str:
     return blocks("python")[0]
 
 
-def run(command: list[str]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_example_prints_the_same_loss_on_two_processes_and_on_one(tmp_path, run_python):
     split, alone = tmp_path / "split.py", tmp_path / "alone.py"
     split.write_text(example())
     alone.write_text(example().replace("depth=2", "depth=1"))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    two = run([*torchrun, str(split)])
+    two = "".join(done.stdout for done in run_python(split, cwd=tmp_path, num_ranks=2))
     assert two.count("dim 2 split over depth=2") == 2
     losses = re.findall(r"loss (\d\.\d+)", two + run_python(alone, cwd=tmp_path).stdout)
     assert len(losses) == 3
     assert max(map(float, losses)) - min(map(float, losses)) < 1e-6
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_example(tmp_path):
+    (tmp_path / "split.py").write_text(example())
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, "split.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("dim 2 split over depth=2") == 2
 
 
 def test_the_example_is_short():

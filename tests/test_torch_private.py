@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.utils
 from torch.autograd import Function
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -42,6 +43,7 @@ def test_torch_has_no_public_name_yet(space, name):
     assert not hasattr(space, name), f"{space.__name__}.{name} may replace what torch_private uses"
 
 
+@pytest.mark.slow
 def test_torch_is_as_it_was_until_a_mesh_is_made():
     code = """
 import sys, torch
@@ -213,3 +215,16 @@ def test_patched_layers_are_scripted_and_traced_and_seen_by_other_modes():
         assert torch.equal(net(x), due)
     assert mode.count > 1
     assert torch.equal(Half(3).eval()(x), torch.nn.BatchNorm2d(3).eval()(x) / 2)
+
+
+@on_ranks(2)
+def test_without_its_patch_item_would_give_a_part_of_a_sum():
+    mesh = hs.init(channel=2, device="cpu")
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    item = torch.ops.aten._local_scalar_dense.default
+    layer = hs.parallelize(torch.nn.Linear(4, 4), mesh)
+    layer.load_state_dict({"weight": torch.ones(4, 4), "bias": torch.ones(4)})
+    assert layer.weight.sum().item() == 16
+    patch = handlers.pop(item)
+    assert layer.weight.sum().item() == 8
+    handlers[item] = patch

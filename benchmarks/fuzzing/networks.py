@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -47,20 +48,30 @@ def stress(
     ``check`` takes the seed and the device, compares with one process, and raises unless all is
     right; it returns words if the network is refused.
     """
-    check = check or check_network
     with ExitStack() as stack:
-        teams: dict[int, Team] = {}
+
+        @functools.cache
+        def team_of(num_ranks: int) -> Team:
+            return stack.enter_context(Team(num_ranks, timeout_seconds=timeout_seconds))
+
         for seed in seeds:
-            num = random_place(seed, draw_network(seed).sample.shape).num_ranks
-            if num not in teams:
-                teams[num] = stack.enter_context(Team(num, timeout_seconds=timeout_seconds))
-            try:
-                refusals = teams[num].run(check, seed, device)
-            except RankError as error:
-                yield Outcome(seed, "wrong", str(error))
-            else:
-                refused = next(filter(None, refusals), "")
-                yield Outcome(seed, "refused" if refused else "right", refused)
+            yield try_seed(seed, team_of, check or check_network, device)
+
+
+def try_seed(
+    seed: int,
+    team_of: Callable[[int], Team],
+    check: Callable[[int, str], str],
+    device: str = "cpu",
+) -> Outcome:
+    """What came of ``check`` on ranks of ``team_of(their number)``."""
+    num_ranks = random_place(seed, draw_network(seed).sample.shape).num_ranks
+    try:
+        refusals = team_of(num_ranks).run(check, seed, device)
+    except RankError as error:
+        return Outcome(seed, "wrong", str(error))
+    refused = next(filter(None, refusals), "")
+    return Outcome(seed, "refused" if refused else "right", refused)
 
 
 def draw_network(seed: int) -> RandomNet:

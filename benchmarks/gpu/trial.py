@@ -3,10 +3,11 @@
 import gc
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from gpu.cases import Case, Options
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 import hyperslab as hs
 from hyperslab.train.model import float32_products
 
+Result = TypeVar("Result")
+
 SLOW_SECONDS = 1.0
 """A step that takes longer is not tried with cudnn.benchmark, which would try every algorithm."""
 VERY_SLOW_SECONDS = 4.0
@@ -23,6 +26,10 @@ VERY_SLOW_SECONDS = 4.0
 SHORT_SECONDS = 0.1
 """Steps that take less are compared in turns."""
 WARM_UP_STEPS = 5
+LEAD_STEPS = 2
+"""Of a block, that are not counted: another side has run before."""
+BLOCK_STEPS = 5
+"""Of a block, that are timed on the device, and as many on the host."""
 TOO_SLOW = 1.5
 """A setting whose step takes as many times the best one's is not looked at further."""
 WARM_UP_SECONDS = 10.0
@@ -49,6 +56,17 @@ class Setting:
 
 
 SETTINGS = [Setting(last, benchmark) for benchmark in (False, True) for last in (True, False)]
+_benchmarked = ThreadPoolExecutor(1, "cudnn.benchmark")
+
+
+def run_with(setting: Setting, run: Callable[..., Result], *args: Any) -> Result:
+    """What ``run`` returns, with this ``setting`` of cuDNN.
+
+    PyTorch keeps the algorithm of a convolution by thread and does not ask with which setting it
+    was chosen: in one thread, the first setting that ran would be measured under both names.
+    """
+    torch.backends.cudnn.benchmark = setting.benchmark
+    return _benchmarked.submit(run, *args).result() if setting.benchmark else run(*args)
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,18 @@ class Measured:
     evidence: Evidence
     exact: Evidence | None = None
     """What plain PyTorch gives in float32, without TF32."""
+    rounds: Sequence[tuple[float, float]] = ()
+    """The ms on the device and on the host in each of the rounds in which sides took turns."""
+
+    def times(self, other: "Measured", *, host: bool = False) -> float:
+        """How many times as long as that of ``other`` a step takes, on the device or the host.
+
+        Where both took turns: the median of the ratios of neighbours in time.
+        """
+        pairs = [*zip(self.rounds, other.rounds, strict=True)] if self.rounds else []
+        if pairs:
+            return statistics.median(mine[host] / theirs[host] for mine, theirs in pairs)
+        return self.host_ms / other.host_ms if host else self.ms / other.ms
 
     @property
     def words(self) -> str:
@@ -201,14 +231,21 @@ def measure_in_turns(
 ) -> list[Measured]:
     """The ``sides`` with times of steps that took turns: a slow moment of the host is slow for all.
 
+    In every round each side runs a block of steps, whose first ones do not count, and whose median
+    is the side's time in this round; the next round begins with another side. Garbage of earlier
+    measurements is collected before, and what is alive then is not looked at again, so that no side
+    pays for the objects of another.
+
     Only short steps wait for the host; of others the times stay.
     """
     longest = max(side.ms for side in sides)
     if longest > SHORT_SECONDS * 1e3:
         return list(sides)
+    num_rounds = min(40, max(3, round(seconds * 1e3 / longest)))
     with float32_products("tf32"):
         trials = [Trial(case, side.setting, device, side.ours) for side in sides]
-        found = _take_turns(trials, sides, min(40, max(2, round(seconds * 1e3 / longest))))
+        with _frozen_objects():
+            found = _take_turns(trials, sides, num_rounds)
     release(device)
     return [
         replace(
@@ -216,26 +253,47 @@ def measure_in_turns(
             ms=statistics.median(times),
             host_ms=statistics.median(host),
             spread=(min(times), max(times)),
+            rounds=[*zip(times, host, strict=True)],
         )
         for side, (times, host) in zip(sides, found, strict=True)
     ]
 
 
+@contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Within it, garbage is looked for among new objects alone."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _take_turns(
-    trials: Sequence[Trial], sides: Sequence[Measured], num_turns: int
+    trials: Sequence[Trial], sides: Sequence[Measured], num_rounds: int
 ) -> list[tuple[list[float], list[float]]]:
-    """Milliseconds on the device and on the host."""
+    """Milliseconds on the device and on the host, one of each for every round."""
     found: list[tuple[list[float], list[float]]] = [([], []) for _ in trials]
-    for turn in range(num_turns + 1):
-        for trial, side, (times, host) in zip(trials, sides, found, strict=True):
-            torch.backends.cudnn.benchmark = side.setting.benchmark
-            if turn == 0:
-                for _ in range(WARM_UP_STEPS):
-                    trial.first_step()
-                continue
-            times += device_times(trial.step, 5, trial.device, trial.refill)
-            host += host_times(trial.step, 5, trial.device, trial.refill)
+    turns = [*zip(trials, sides, found, strict=True)]
+    for trial, side, _ in turns:
+        for _ in range(WARM_UP_STEPS):
+            run_with(side.setting, trial.first_step)
+    for _ in range(num_rounds):
+        for trial, side, (times, host) in turns:
+            on_device, on_host = run_with(side.setting, _run_block, trial)
+            times.append(on_device)
+            host.append(on_host)
+        turns = [*turns[1:], turns[0]]
     return found
+
+
+def _run_block(trial: Trial) -> tuple[float, float]:
+    """The medians of its steps on the device and on the host."""
+    for _ in range(LEAD_STEPS):
+        trial.step()
+    block = trial.step, BLOCK_STEPS, trial.device, trial.refill
+    return statistics.median(device_times(*block)), statistics.median(host_times(*block))
 
 
 def _first_that_runs(
@@ -250,7 +308,8 @@ def _first_that_runs(
     failures: list[str] = []
     for ours in choices:
         try:
-            found = _measure_setting(case, setting, device, ours, seconds, best)
+            args = case, setting, device, ours, seconds, best
+            found = run_with(setting, _measure_setting, *args)
             return found if best is None or found.ms < best.ms else None
         except TooSlowError:
             return None
@@ -282,7 +341,6 @@ def _measure_setting(
     seconds: float,
     best: Measured | None,
 ) -> Measured:
-    torch.backends.cudnn.benchmark = setting.benchmark
     limit = TOO_SLOW * best.ms if best else float("inf")
     with float32_products("tf32"):
         trial = Trial(case, setting, device, ours)

@@ -25,7 +25,7 @@ MUTANTS = [
         "a gradient that a hook changes is on its way already",
     ),
     Mutant(
-        "nn/parallel/outside_tensors.py",
+        "dist_ops/cut_weight.py",
         "return grad / num\n",
         "return grad\n",
         "nn/parallel/test_cut_weights.py",

@@ -28,13 +28,14 @@ SMALL = {
     "losses.py": ["--library", "monai", "--filter", "DiceLoss"],
     "mutants.py": ["--list"],
     "overhead.py": ["--repeats", "1"],
+    "plan_ours.py": ["--small"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
     "read.py": ["--size", "16", "--rounds", "1"],
     "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "stress.py": ["--count", "1"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
-ELSEWHERE = {"bars.py", "fuzz.py", "kill.py"}  # have tests of their own
+ELSEWHERE = {"bars.py", "fuzz.py", "kill.py", "plan_published.py"}  # have tests of their own
 
 
 @pytest.mark.slow
@@ -78,6 +79,7 @@ def test_some_of_the_layouts_read_are_held_against_their_bars():
     ]
 
 
+@pytest.mark.slow
 def test_cubes_are_compared_in_one_process(tmp_path):
     command = [sys.executable, BENCHMARKS / "cube_size.py", "--folder", str(tmp_path / "made")]
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}

@@ -85,6 +85,7 @@ def test_damaged_files_are_refused_or_read(format, count):
     assert report.total.total() == count
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("format", FORMATS)
 def test_specimens_are_read_right_before_they_are_damaged(format, tmp_path, monkeypatch):
     monkeypatch.setattr("damaged_files.mutated", lambda content, *_: content)

@@ -44,6 +44,7 @@ def fuzz(tmp_path, monkeypatch):
     sys.modules.pop("fuzz")
 
 
+@pytest.mark.slow
 def test_what_fails_is_told_with_the_command_that_repeats_it(fuzz):
     code, report = fuzz(TESTS.format(never="and x != x"), "--seed", "5")
     assert code == 1
@@ -51,6 +52,7 @@ def test_what_fails_is_told_with_the_command_that_repeats_it(fuzz):
     assert report["failed"] == [{"part": "tests/test_it.py", "seed": 5, "again": again}]
 
 
+@pytest.mark.slow
 def test_what_holds_is_well(fuzz):
     assert fuzz(TESTS.format(never="or True")) == (0, {"well": 1, "failed": []})
 

@@ -1,5 +1,7 @@
 import os
+import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -48,3 +50,31 @@ def test_the_second_choice_is_measured_where_the_first_fails(gpu):
     assert measured.words == "channels_last"
     failure = measure(case, torch.device("cpu"), choices[:1], 0.0)
     assert failure.startswith("channels_last: ConfigError")
+
+
+def test_sides_that_took_turns_are_compared_round_by_round(gpu):
+    from gpu.cases import cosmoflow
+    from gpu.trial import measure, measure_in_turns
+
+    case, device = cosmoflow(8, precision="fp32", width=1), torch.device("cpu")
+    plain, ours = (measure(case, device, [choice], 0.0) for choice in (None, {}))
+    assert ours.times(plain) == ours.ms / plain.ms
+    plain, ours = measure_in_turns(case, device, [plain, ours], 0.0)
+    assert len(plain.rounds) == len(ours.rounds) > 0
+    for host in (False, True):
+        ratios = [b[host] / a[host] for a, b in zip(plain.rounds, ours.rounds, strict=True)]
+        assert ours.times(plain, host=host) == statistics.median(ratios)
+
+
+def test_what_cudnn_has_chosen_with_benchmark_is_kept_apart(gpu, monkeypatch):
+    from gpu.trial import SETTINGS, run_with
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # so that it is put back
+    seen = {}
+    for setting in SETTINGS:
+        found = run_with(setting, lambda: (threading.get_ident(), torch.backends.cudnn.benchmark))
+        seen.setdefault(setting.benchmark, set()).add(found)
+    (without,), (with_it,) = seen[False], seen[True]
+    assert without == (threading.get_ident(), False)
+    assert with_it[0] != without[0]
+    assert with_it[1]

@@ -16,6 +16,7 @@ from hyperslab.train.preset_list import PRESETS
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "data.md": ["slice.png"],
+    "plan.md": ["curves.png", "plan.html"],
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
     "security.md": [],
     "speed.md": [],
@@ -64,7 +65,8 @@ def run_console(run_python, text, folder):
 @pytest.mark.parametrize(
     "page",
     [
-        "data.md",
+        pytest.param("data.md", marks=pytest.mark.slow),
+        "plan.md",
         "security.md",
         "speed.md",
         pytest.param("quickstart.md", marks=pytest.mark.slow),

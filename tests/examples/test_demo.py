@@ -57,6 +57,7 @@ def play_demo(*arguments):
     return 0
 
 
+@pytest.mark.slow
 def test_a_network_that_has_learned_nothing_fails_the_demo(tmp_path):
     tiny = ("--size", "8", "--count", "10", "--epochs", "1", "--folder", str(tmp_path))
     changes = ("--set", "mesh.depth=1", "--set", "run.figures=false")

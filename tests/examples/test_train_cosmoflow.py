@@ -25,6 +25,7 @@ def scores(run_python, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_the_loop_goes_on_after_a_stop_on_two_ranks_as_it_would_have_on_one(scores, tmp_path):
     produce(Universes(size=16, count=20), tmp_path / "universes")
     alone = scores(depth=1)

@@ -114,6 +114,7 @@ def test_values_that_are_not_numbers_are_counted_apart(tmp_path):
     assert channel.mean is None
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", ["bool", "u1", "i8", "f2", "c8"])
 @pytest.mark.parametrize(("shape", "axes"), [((7,), "W"), ((3, 7), "CW"), ((5, 6, 7), "DHW")])
 def test_all_dtypes_and_dims_have_a_slice_and_a_picture(tmp_path, dtype, shape, axes):

@@ -31,6 +31,7 @@ SMALL = {
 """Options and input shapes; after a hyphen, what is tried."""
 
 
+@pytest.mark.every(3)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("axis", ["sample", "channel", "height"])
 @pytest.mark.parametrize("case", SMALL)

@@ -51,6 +51,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
+@pytest.mark.every(3)
 @dataclass(frozen=True)
 class Broken:
     """Files of which the second cannot be made."""
@@ -139,6 +140,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_first_file(tmp_path, mon
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(
     ("how", "words"),
@@ -164,6 +166,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_processes_and_leaves_whole_files_only(tmp_path):
     command = "from hyperslab.cli.main import main; main()"
     options = ["data", "synth", "cosmo", "--size", "64", "--count", "500", "--jobs", "2"]

@@ -91,6 +91,7 @@ def test_ranks_may_use_cuda():
     assert torch.ones(2, device="cuda").sum().item() == 2
 
 
+@pytest.mark.slow
 def test_pytest_shows_ids_marks_and_a_short_failure(torch_free):
     file = torch_free / "test_given.py"
     file.write_text(GIVEN)

@@ -1,4 +1,5 @@
 import os
+import random
 import signal
 import sys
 import threading
@@ -29,6 +30,14 @@ def my_rank():
 
 def environment():
     return dict(os.environ)
+
+
+def drawn():
+    return random.random(), float(torch.rand(()))
+
+
+def draw_more():
+    return random.random(), torch.rand(5)
 
 
 def negative(x):
@@ -162,6 +171,12 @@ def test_a_process_group_outlives_the_run_that_made_it(pair):
     pids = pair.run(os.getpid)
     assert all(pair.run(has_process_group))
     assert pair.run(os.getpid) == pids
+
+
+def test_what_a_run_draws_does_not_depend_on_the_runs_before_it(pair):
+    first = pair.run(drawn)
+    pair.run(draw_more)
+    assert pair.run(drawn) == first
 
 
 def test_two_teams_at_once_keep_to_themselves(pair):
@@ -333,6 +348,7 @@ def test_a_team_of_no_ranks_is_refused():
         Team(0)
 
 
+@pytest.mark.slow
 def test_a_file_that_makes_a_team_when_it_is_loaded_is_refused(tmp_path, run_python):
     (tmp_path / "unguarded.py").write_text(
         "import os\nfrom hyperslab.testing import Team\n\n\n"

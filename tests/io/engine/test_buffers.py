@@ -46,6 +46,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it():
     assert pool.spare_nbytes >= 20_000
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "keep",
     [

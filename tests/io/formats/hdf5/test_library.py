@@ -80,6 +80,7 @@ def instead_of_names(path, monkeypatch):
     return put
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("signal_name", "words"),
     [
@@ -94,6 +95,7 @@ def test_a_file_that_kills_every_process_is_told(own, path, instead_of_names, si
     assert own.ask("describe", path, name="x")[0]["shape"] == [100]
 
 
+@pytest.mark.slow
 def test_the_library_may_not_compute_for_ever(own, path, instead_of_names):
     instead_of_names("lambda path: [0 for _ in iter(int, 1)]")
     with pytest.raises(FormatError, match=r"a\.h5 is damaged: the HDF5 library did not come to"):
@@ -130,6 +132,7 @@ if sys.argv[2] == "kill":
 """
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 3), ("kill", -9)])
 def test_the_library_ends_with_the_program(path, how, status):
     command = [sys.executable, "-W", "error", "-c", PROGRAM, str(path), how]
@@ -148,6 +151,7 @@ def is_alive(pid):
         return False
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_library_answers_leaves_it_usable(own, path):
     own.ask("names", path)
     os.kill(pid_of(own), signal.SIGSTOP)
