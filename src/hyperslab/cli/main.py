@@ -37,6 +37,7 @@ COMMANDS = {
     "data": "hyperslab.cli.data",
     "plan": "hyperslab.cli.plan",
     "train": "hyperslab.cli.train",
+    "trace": "hyperslab.cli.trace",
     "export": "hyperslab.cli.train",
 }
 """Each command's name, and the module that holds it under that name."""

@@ -1,0 +1,12 @@
+"""Spans of time of all ranks: recorded, written, merged."""
+
+from hyperslab.trace.merge import load_trace as load_trace
+from hyperslab.trace.span import (
+    SPAN as SPAN,
+    Category as Category,
+    Flag as Flag,
+    Process as Process,
+    Thread as Thread,
+    Tier as Tier,
+    Trace as Trace,
+)
