@@ -111,12 +111,7 @@ GATHERED_AT_ONCE = 64
 
 
 @lru_cache(maxsize=1024)
-def _lay_out(
-    shape: Shape,
-    strides: tuple[int, ...],
-    device: torch.device,
-    turned: bool,
-) -> Launch:
+def _lay_out(shape: Shape, strides: tuple[int, ...], device: torch.device, turned: bool) -> Launch:
     from hyperslab.kernels.gpu.few_channels_operands import lay_out_kernel
 
     numel = math.prod(shape.layout)
@@ -128,12 +123,7 @@ def _lay_out(
 
 
 @lru_cache(maxsize=1024)
-def _gather(
-    shape: Shape,
-    programs: int,
-    strides: tuple[int, ...],
-    device: torch.device,
-) -> Launch:
+def _gather(shape: Shape, programs: int, strides: tuple[int, ...], device: torch.device) -> Launch:
     from hyperslab.kernels.gpu.few_channels_operands import gather_kernel
 
     grid = (shape.channels, math.prod(shape.kernel), shape.layout[0])
@@ -266,10 +256,7 @@ def _padded(place: tuple[slice, ...], channels: int, padding: tuple[int, ...]) -
 
 @lru_cache(maxsize=1024)
 def _seen_in(
-    shape: torch.Size,
-    strides: tuple[int, ...],
-    weights: torch.Size,
-    padding: tuple[int, ...],
+    shape: torch.Size, strides: tuple[int, ...], weights: torch.Size, padding: tuple[int, ...]
 ) -> Geometry | None:
     """Where ``x`` lies as it is, if that is how kernels can read it."""
     samples, channels, *extents = shape

@@ -76,12 +76,7 @@ _LAYOUTS = {
     348: _Layout(344, 4, (40, "8h"), 70, 72, (108, "f"), (112, "2f"), 352),
     540: _Layout(4, 8, (16, "8q"), 12, 14, (168, "q"), (176, "2d"), 544),
 }
-_MAGIC = {
-    b"n+1\0": True,
-    b"ni1\0": False,
-    b"n+2\0\r\n\x1a\n": True,
-    b"ni2\0\r\n\x1a\n": False,
-}
+_MAGIC = {b"n+1\0": True, b"ni1\0": False, b"n+2\0\r\n\x1a\n": True, b"ni2\0\r\n\x1a\n": False}
 """Whether header and data are in one file."""
 
 

@@ -37,11 +37,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        mesh: Mesh,
-        comparisons: Comparisons,
+        self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh, comparisons: Comparisons
     ) -> None:
         self._weights, self.forward = TrainedWeights(module), forward
         self._mesh, self._comparisons = mesh, comparisons

@@ -90,11 +90,7 @@ class SingleRankMode(TorchFunctionMode):
         return self._serve(func, x, args, kwargs)
 
     def _serve(
-        self,
-        function: Function,
-        x: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, function: Function, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if peek_interpreter_stack() is not None:
             return function(*args, **kwargs)
