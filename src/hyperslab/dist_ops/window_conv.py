@@ -14,7 +14,7 @@ from hyperslab.dist_ops.halo_conv import differentiable_grads
 from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
 from hyperslab.kernels.face_plans import LARGE
-from hyperslab.kernels.rows_beside import RowsBeside, has_rows, window_around
+from hyperslab.kernels.memory_format import RowsBeside, has_rows, window_around
 from hyperslab.layout import Box, Exchange
 from hyperslab.torch_private import has_saved_tensor_hooks, is_traced
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hyperslab.kernels import faces
 from hyperslab.kernels.fused import Launch, power_of_two
-from hyperslab.kernels.memory_format import empty_channels_last
-from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.kernels.memory_format import RowsBeside, empty_channels_last, empty_with_rows
 from hyperslab.layout import Assembly, Piece
 
 
