@@ -62,6 +62,16 @@ def test_when_activations_are_small_the_end_of_a_pass_takes_most():
     assert gradients(1, 2, 1, 1, 1) == 2 * 11 * 10**6
 
 
+def test_an_optimizer_works_with_copies_of_what_it_changes():
+    """Of all weights at once, on CPUs of the largest two at a time."""
+    layers = [replace(LAYERS[0], num_weights=10**6), replace(LAYERS[2], num_weights=10**7)]
+    network = Network("wide", (2, 8, 8), (layers[0], LAYERS[1], layers[1]), 11 * 10**6, 2)
+    options = {"precision": "fp32", "optimizer": "adam", "fuses": False}
+    shards = Shards(network, Cut((1,) * 5), 1)
+    assert step_memory(shards, **options).gradients == 4 * (11 + 11) * 10**6
+    assert step_memory(shards, **options, on_cpu=True).gradients == 4 * (11 + 2 * 10) * 10**6
+
+
 def test_full_messages_of_gradients_exist_while_the_pass_goes_on():
     layers = [replace(LAYERS[0], num_weights=10**6), replace(LAYERS[2], num_weights=10**7)]
     network = Network("wide", (2, 8, 8), tuple(layers), 11 * 10**6, 2)
@@ -122,8 +132,10 @@ def test_of_a_recomputed_module_the_input_is_kept():
 def test_halos_of_the_layer_that_fetches_most():
     split = memory((1, 1, 1, 4, 1), batch=8)
     rows = 2 * 8  # above and below, the whole width
-    assert split.halos == 4 * 6 * rows * 8
-    assert split.activations == memory(batch=8).activations / 4
+    assert split.halos == 5 * 4 * 6 * rows * 8
+    # At the second convolution: what there is on one rank, and the halos of both.
+    whole, kept = 8 * (SAMPLE + FIRST + FIRST + SECOND), 8 * (2 + 6) * rows
+    assert split.activations == 4 * (whole / 4 + kept)
 
 
 def test_samples_and_channels_are_shared():

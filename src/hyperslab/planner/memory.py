@@ -17,6 +17,9 @@ TILE_NUMEL = 2**29
 ITEMSIZE = {"fp32": 4, "tf32": 4, "bf16": 2}
 
 
+HALOS_BESIDE = 5
+"""Times the size of a layer's halo that its backward pass works with: the strips that read it are
+three times as thick, their gradient leaves as a copy, and that of others comes."""
 BUCKET_NBYTES = 25 << 20
 """Gradients of this size leave for other ranks in one message."""
 
@@ -28,12 +31,13 @@ class Memory:
     weights: float
     """With their copies in the precision of a step."""
     gradients: float
-    """Those that exist by then, and the messages in which they are averaged."""
+    """Those that exist by then, with the messages in which they are averaged, or with what the
+    optimizer works with."""
     optimizer: float
     activations: float
     """What backward passes need, and what a layer reads, makes and works with besides."""
     halos: float
-    """Of the layer that fetches most: pieces with and without its halo exist at a time."""
+    """Of the layer that fetches most, while it runs; all that come are kept as activations."""
 
     @property
     def total(self) -> float:
@@ -54,15 +58,26 @@ def step_memory(
     cast = own * ITEMSIZE[precision] if precision == "bf16" else 0
     walk = _Walk(shards, ITEMSIZE[precision], fuses, on_cpu, tuple(recomputed))
     gradients = gradients_by_layer(shards)
-    moments = [*zip(walk.activations(), gradients, strict=True), (0.0, gradients[0])]
+    moments = [*zip(walk.activations(), gradients, strict=True)]
+    moments += [(0.0, gradients[0]), (0.0, 4 * (own + _of_step(shards, optimizer, on_cpu)))]
     activations, gradient = max(moments, key=sum)
     return Memory(
         own * 4 + cast,
         gradient,
         own * 4 * STATES[optimizer],
         activations,
-        shards.most_fetched * ITEMSIZE[precision],
+        HALOS_BESIDE * shards.most_fetched * ITEMSIZE[precision],
     )
+
+
+def _of_step(shards: Shards, optimizer: str, on_cpu: bool) -> float:
+    """The numbers that an optimizer works with: on CPUs for one tensor at a time, twice."""
+    if STATES[optimizer] < 2:
+        return 0.0
+    layers = shards.network.layers
+    largest = max((layer.num_weights for layer in layers), default=0)
+    numbers = 2 * largest if on_cpu else shards.network.num_weights
+    return numbers / shards.cut.size("channel")
 
 
 def gradients_by_layer(shards: Shards) -> list[float]:
@@ -163,6 +178,8 @@ class _Walk:
             place = self.network.storage_of(each)
             if place != INPUT:
                 found[place] = self._nbytes(place, wide=layer.is_wide)
+        if layer.family == "conv" and (halo := self.shards.fetched(number)):
+            found[-2 - 2 * len(self.network.layers) - number] = halo * self.itemsize
         if self.shards.gathers(number):
             found[-2 - len(self.network.layers) - number] = self._of_others(number)
         extra = layer.keeps_nbytes * self._part(number)

@@ -181,9 +181,10 @@ class Shards:
     @cached_property
     def most_fetched(self) -> int:
         """The elements of the largest halo."""
-        return max(map(self._fetched, range(len(self.network.layers))), default=0)
+        return max(map(self.fetched, range(len(self.network.layers))), default=0)
 
-    def _fetched(self, number: int) -> int:
+    def fetched(self, number: int) -> int:
+        """The elements of a layer's halo."""
         dims = self.dims[number]
         if not any(each.fetches for each in dims):
             return 0
