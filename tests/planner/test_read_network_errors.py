@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from torch import nn
