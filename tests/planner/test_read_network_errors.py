@@ -88,7 +88,8 @@ def test_lazy_and_compiled_modules_are_refused_in_words_of_their_own():
         ConfigError, match=r"0\.weight of a lazy module has no shape yet: run the mod"
     ):
         read_network(nn.Sequential(nn.LazyConv2d(3, 3)), (1, 8, 8))
-    scripted = nn.Sequential(torch.jit.script(nn.ReLU()))
+    with warnings.catch_warnings(action="ignore"):  # torch.jit is on its way out
+        scripted = nn.Sequential(torch.jit.script(nn.ReLU()))
     with pytest.raises(
         ConfigError, match=r"0 is compiled by torch\.jit, and its operators do not sh"
     ):
