@@ -112,10 +112,10 @@ class _WindowConv(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, weight, window = ctx.saved_tensors  # the first is as it was, or this raises
         nothing = (None,) * 5
         if torch.is_grad_enabled():
             return (*differentiable_grads(ctx, grad, ctx.exchange, ctx.padding), *nothing)
+        _, weight, window = ctx.saved_tensors  # the first is as it was, or this raises
         grad_window, *others = ctx.settings.run_backward(
             grad, window, weight, ctx.padding, wants=ctx.needs_input_grad[:3]
         )
