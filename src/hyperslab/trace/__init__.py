@@ -1,5 +1,10 @@
 """Spans of time of all ranks: recorded, written, merged."""
 
+from hyperslab.trace.analysis.report import (
+    Report as Report,
+    report as report,
+    write_report as write_report,
+)
 from hyperslab.trace.merge import load_trace as load_trace
 from hyperslab.trace.span import (
     SPAN as SPAN,

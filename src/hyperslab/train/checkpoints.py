@@ -19,7 +19,7 @@ from hyperslab.comm.failure_report import contact_beside_passes
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
-from hyperslab.io.partial import WriteError, explained_writing, make_folder
+from hyperslab.partial import WriteError, explained_writing, make_folder
 from hyperslab.train.checkpoint_folder import (
     METADATA,
     FileSum,

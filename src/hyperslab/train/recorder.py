@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import FormatError, HyperslabError
-from hyperslab.io.partial import explained_writing, write_file
+from hyperslab.partial import explained_writing, write_file
 from hyperslab.train.run_folder import RunFolder, to_json
 
 _log = logging.getLogger("hyperslab")

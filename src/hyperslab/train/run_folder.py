@@ -25,7 +25,7 @@ from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, HyperslabError
-from hyperslab.io.partial import explained_writing, make_folder, write_file
+from hyperslab.partial import explained_writing, make_folder, write_file
 from hyperslab.train.checkpoints import find_checkpoints
 from hyperslab.train.process import user_command
 from hyperslab.train.weight_files import find_weights

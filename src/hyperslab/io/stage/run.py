@@ -19,15 +19,6 @@ from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import DataFile, explained
 from hyperslab.io.engine.tiles import grain_of, runs, tiles
-from hyperslab.io.partial import (
-    WriteError,
-    check_capacity,
-    explained_writing,
-    make_folder,
-    partial_file,
-    partial_nbytes,
-    remove_leftovers,
-)
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.unit import (
@@ -42,6 +33,15 @@ from hyperslab.io.stage.unit import (
     write_record,
 )
 from hyperslab.layout import Box, Span
+from hyperslab.partial import (
+    WriteError,
+    check_capacity,
+    explained_writing,
+    make_folder,
+    partial_file,
+    partial_nbytes,
+    remove_leftovers,
+)
 
 THREADS = 8
 """Files staged at once: a shared file system answers many requests faster than one."""
