@@ -32,14 +32,11 @@ def export_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     The file is there as a whole or not at all.
     """
     target = Path(path)
-    write = next(
-        (write for suffix, write in _WRITERS.items() if target.name.endswith(suffix)), None
-    )
-    if write is None:
-        raise ConfigError(
-            f"{target} says by its suffix what to write: one of {', '.join(_WRITERS)}"
-        )
-    write(trace, target)
+    for suffix, write in _WRITERS.items():
+        if target.name.endswith(suffix):
+            write(trace, target)
+            return
+    raise ConfigError(f"{target} does not say by its suffix what to write: {', '.join(_WRITERS)}")
 
 
 # Chrome and Perfetto
@@ -106,18 +103,21 @@ def _stacked(starts: list[int], stops: list[int]) -> list[int]:
     stacks: list[list[int]] = []
     found = []
     for start, stop in zip(starts, stops, strict=True):
-        for lane, stack in enumerate(stacks):
-            while stack and stack[-1] <= start:
-                stack.pop()
-            if not stack or stop <= stack[-1]:
-                break
-        else:
-            lane = min(len(stacks), _MOST_LANES - 1)
-            if lane == len(stacks):
-                stacks.append([])
+        lane = 0
+        while lane < len(stacks) and not _fits(stacks[lane], start, stop):
+            lane += 1
+        lane = min(lane, _MOST_LANES - 1)
+        if lane == len(stacks):
+            stacks.append([])
         stacks[lane].append(stop)
         found.append(lane)
     return found
+
+
+def _fits(stack: list[int], start: int, stop: int) -> bool:
+    while stack and stack[-1] <= start:
+        stack.pop()
+    return not stack or stop <= stack[-1]
 
 
 def _events(trace: Trace, lanes: NDArray[np.uint32], origin: int) -> Iterator[list[str]]:

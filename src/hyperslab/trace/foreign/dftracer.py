@@ -96,8 +96,8 @@ def read_dftracer(file: TextFile) -> list[FileContent]:
     return [process.content(file.path) for process in processes.values()]
 
 
-_KEPT = ("fhash", "fname", "hhash", "hostname", "ret", "size", "image_size", "epoch", "step")
-_KEPT += ("image_idx", "rank")
+_KEPT = {"fhash", "fname", "hhash", "hostname", "ret", "image_size", "image_idx"}
+_KEPT |= {"epoch", "step", "rank"}
 
 
 def _slim(event: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hyperslab.trace.file import FileContent
-from hyperslab.trace.span import SPAN, Category, Flag, Thread, Tier, empty_spans
+from hyperslab.trace.span import SPAN, Category, Thread, Tier, empty_spans
 
 MOST_NS = 1 << 61
 """What is later or longer is no time."""
@@ -44,17 +44,17 @@ class ImportedProcess:
         step: int = -1,
         epoch: int = -1,
         tier: Tier = Tier.none,
-        flags: Flag = Flag(0),
+        flags: int = 0,
     ) -> None:
         """A span of a thread, which may be told apart by any value. Times are in nanoseconds."""
         if not (0 <= duration < MOST_NS and abs(start) < MOST_NS):
             raise ValueError("not a time")
         strings, threads = self._strings, self._threads
-        values = (
-            *(start, duration, nbytes, sample, step, epoch),
-            *(strings.setdefault(name, len(strings)), strings.setdefault(layer, len(strings))),
-            *(threads.setdefault(thread, len(threads)), category, tier, flags),
-        )
+        name_number = strings.setdefault(name, len(strings))
+        layer_number = strings.setdefault(layer, len(strings))
+        thread_number = threads.setdefault(thread, len(threads))
+        values: tuple[int, ...] = (start, duration, nbytes, sample, step, epoch, name_number)
+        values += (layer_number, thread_number, category, tier, flags)
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
@@ -87,8 +87,8 @@ def nanoseconds(value: Any, unit_ns: int, base_ns: int = 0) -> int:
     if match:
         # Digits, not a float: those of a Unix time do not fit into one.
         sign, whole, fraction = match.groups(default="")
-        part = int((fraction or "0")[:18]) * unit_ns // 10 ** len((fraction or "0")[:18])
-        found = int(whole) * unit_ns + part
+        digits = (fraction or "0")[:18]
+        found: int = int(whole) * unit_ns + int(digits) * unit_ns // 10 ** len(digits)
         return base_ns + (-found if sign else found)
     found_float = float(value)
     if not isfinite(found_float):
