@@ -87,6 +87,7 @@ static struct state *state;
 static char folder[PATH_NBYTES - 512];
 static char library[PATH_NBYTES];
 static int keeps_all;
+static pid_t loaded; /* by this process, or one that forked it */
 
 static __thread struct {
     pid_t process; /* whose file has a THREAD slot of this thread */
@@ -283,6 +284,7 @@ static void write_header(struct header *header, const char *host)
     uint64_t before = now(), unix_ns = nanoseconds(CLOCK_REALTIME), after = now();
     at = add_number(at, end, "pid", (uint64_t)state->pid);
     at = add_number(at, end, "parent", (uint64_t)getppid());
+    at = add_number(at, end, "forked", state->pid != loaded);
     at = add_number(at, end, "monotonic", before + (after - before) / 2);
     at = add_number(at, end, "unix", unix_ns);
     at = add_text(at, end, "host", host, strlen(host));
@@ -649,6 +651,7 @@ __attribute__((constructor(101))) static void set_up(void)
     if (!state && where && *where == '/' && strlen(where) < sizeof folder) {
         strcpy(folder, where);
         keeps_all = all && *all == '1';
+        loaded = getpid();
         if (dladdr((void *)set_up, &info) && strlen(info.dli_fname) < sizeof library)
             strcpy(library, info.dli_fname);
         long at = syscall(SYS_mmap, NULL, sizeof *state, PROT_READ | PROT_WRITE,

@@ -75,13 +75,13 @@ def read_posix_file(path: Path, raw: NDArray[np.uint8]) -> FileContent:
 def mark_main_loops(contents: Iterable[FileContent]) -> None:
     """Says of reads of main threads that their program waited in them.
 
-    Those of processes that another one with the same rank started, such as the workers of a
-    ``DataLoader``, are not: what waits for them is elsewhere.
+    Those of processes that were forked, or that another one with the same rank started, such as the
+    workers of a ``DataLoader``, are not: who waits for them is not recorded.
     """
     foreign = [content for content in contents if "parent" in content.facts]
     there = {_who(content, "pid") for content in foreign}
     for content in foreign:
-        if _who(content, "parent") in there:
+        if content.facts["forked"] or _who(content, "parent") in there:
             continue
         main = [i for i, each in enumerate(content.threads) if each.tid == content.facts["pid"]]
         for spans in content.blocks:
@@ -106,6 +106,7 @@ def _facts(text: bytes) -> dict[str, Any]:
         "rank": rank_of_launcher(variables),
         "pid": number("pid"),
         "parent": number("parent"),
+        "forked": number("forked"),
         "host": host,
         "clock": f"{host} {told.get('boot', '').strip()}",
         "clocks": [[number("monotonic"), number("unix")]],
