@@ -42,8 +42,6 @@ class Prefetcher(Generic[Plan, Begun, Item]):
         self._plans, self._begin, self._finish = plans, begin, finish
         self._change = threading.Condition()
         self._num_allowed, self._num_begun = depth, 0
-        self._depth = depth
-        self._num_taken = 0
         self._ready: deque[tuple[Item, int]] = deque()
         """Each with the time since when, in a trace."""
         self._error: BaseException | None = None
@@ -63,9 +61,8 @@ class Prefetcher(Generic[Plan, Begun, Item]):
                 raise self._told_error()
             item, since = self._ready.popleft()
         if was_ready and since and (recorder := active.recorder) is not None:
-            lane = f"ready batch {self._num_taken % (self._depth + 1)}"
-            recorder.add_to(lane, Category.delay, "ready batch", since, recorder.now())
-        self._num_taken += 1
+            stop = recorder.now()
+            recorder.add_to("ready batches", Category.delay, "batch", since, stop, apart=True)
         return item
 
     def _told_error(self) -> BaseException:

@@ -32,6 +32,7 @@ DRAIN_SECONDS = 0.25
 MOST_STRINGS = 1 << 18
 """Names that are told apart; those after them share one."""
 OTHERS = "(one of many names)"
+MOST_APART = 16
 LANE_TID = 1 << 40
 """Threads numbered from here on are none of the system's: what a GPU or a queue does."""
 
@@ -114,6 +115,7 @@ class Recorder:
         self._lock = threading.RLock()
         self._lanes: list[Lane] = []
         self._named: dict[str, Lane] = {}
+        self._stops: dict[str, int] = {}
         self._numbers: dict[str, int] = {"": 0}
         self._new_strings: list[str] = []
         self._new_threads: list[Thread] = []
@@ -184,12 +186,20 @@ class Recorder:
         flags: int = 0,
         place: Place | None = None,
         layer: int = 0,
+        apart: bool = False,
     ) -> None:
-        """A span of no thread of the system's: of ``thread``, such as a stream of a GPU."""
+        """A span of no thread of the system's: of ``thread``, such as a stream of a GPU.
+
+        Those that may overlap are kept ``apart``, on further threads as many as it takes.
+        """
         with self._lock:
-            lane = self._named.get(thread)
+            name_of_lane, number = thread, 1
+            while apart and self._stops.get(name_of_lane, start) > start and number < MOST_APART:
+                name_of_lane, number = f"{thread} {number}", number + 1
+            self._stops[name_of_lane] = stop
+            lane = self._named.get(name_of_lane)
             if lane is None:
-                lane = self._named[thread] = self._new_lane(thread, None)
+                lane = self._named[name_of_lane] = self._new_lane(name_of_lane, None)
             lane.place, lane.layer = place or self.place(), layer
             self.add(category, name, start, stop, nbytes, tier, -1, flags, lane)
 
