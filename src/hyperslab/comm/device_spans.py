@@ -142,6 +142,13 @@ def device_spans(device: torch.device) -> DeviceSpans | None:
     return found
 
 
+def collect_all() -> None:
+    """Records what GPUs have done by now; whoever wants all of it waits for them before."""
+    for spans in _spans.values():
+        if spans.recorder is active.recorder:
+            spans.collect()
+
+
 @contextmanager
 def on_device(
     lane: str, category: Category, name: str, device: torch.device, nbytes: int = 0

@@ -92,14 +92,11 @@ class _Backward:
 
     def _end(self) -> None:
         start, self._start = self._start, None
-        recorder, spans = self._recorder, device_spans(self._device)
+        recorder = self._recorder
         if start is None or active.recorder is not recorder:
             return
-        if spans is None or self._mark is None:
-            recorder.add(Category.compute, "backward", start, recorder.now())
-        else:
-            recorder.add(Category.other, "launch backward", start, recorder.now())
-            spans.add(COMPUTE, Category.compute, "backward", self._mark)
+        recorder.lane_of_thread().layer = 0
+        _record(recorder, "backward", start, self._mark, self._device)
 
 
 # Optimizers of loops that are not ours

@@ -17,6 +17,7 @@ from hyperslab.store.memory import MemoryStore
 from hyperslab.store.peers import Peers, settle_failure
 from hyperslab.trace import Category, active
 from hyperslab.trace.clocks import ClockComparison, clock_name
+from hyperslab.trace.recorder import Place
 
 Plan = TypeVar("Plan")
 Begun = TypeVar("Begun")
@@ -180,9 +181,11 @@ class Pipeline:
             return reader.begin(batch, schedule.number_of(batch.at), deliver.turns)
 
         def finish(pending: PendingBatch) -> Delivered:
+            at = pending.batch.at
             clocks.now_and_then()
-            local = reader.finish(pending)
-            return local, deliver(local)
+            with active.placed(Place(at.epoch, schedule.number_of(at))):
+                local = reader.finish(pending)
+                return local, deliver(local)
 
         batches = schedule.batches(at)
         self._prefetcher = Prefetcher(batches, begin, finish, self._prefetch)

@@ -76,6 +76,12 @@ def _rank_of_launcher() -> int:
     return 0
 
 
+def note_rank(rank: int) -> None:
+    """Says which rank this process is, now that it has met the others."""
+    if recorder is not None:
+        recorder.set_rank(rank)
+
+
 # Processes that begin and end
 
 _follows = False

@@ -18,32 +18,39 @@ _END = object()
 class Loop:
     """An epoch of the main loop, which begins now, as does its first step."""
 
-    def __init__(self, recorder: Recorder, epoch: int, first_step: int) -> None:
+    def __init__(self, recorder: Recorder | None, epoch: int, first_step: int) -> None:
+        """Without a recorder it does nothing."""
         self._recorder, self._epoch, self._step = recorder, epoch, first_step
-        self._epoch_start = self._step_start = recorder.now()
-        self._place(epoch, first_step)
-        recorder.is_in_loop = True
+        if recorder is not None:
+            self._epoch_start = self._step_start = recorder.now()
+            self._place(recorder, epoch, first_step)
+            recorder.is_in_loop = True
 
     def end_step(self) -> None:
         """The next step begins with it."""
-        stop = self._recorder.now()
-        self._recorder.add(Category.step, "step", self._step_start, stop)
+        if (recorder := self._recorder) is None:
+            return
+        stop = recorder.now()
+        recorder.add(Category.step, "step", self._step_start, stop)
         self._step_start, self._step = stop, self._step + 1
-        self._place(self._epoch, self._step)
+        self._place(recorder, self._epoch, self._step)
 
     def end_steps(self) -> None:
         """What follows in the epoch is part of no step."""
-        self._place(self._epoch, -1)
+        if self._recorder is not None:
+            self._place(self._recorder, self._epoch, -1)
 
     def end(self) -> None:
-        self._place(self._epoch, -1)
-        stop = self._recorder.now()
-        self._recorder.add(Category.epoch, "epoch", self._epoch_start, stop)
-        self._place(-1, -1)
-        self._recorder.is_in_loop = False
+        if (recorder := self._recorder) is None:
+            return
+        self.end_steps()
+        recorder.add(Category.epoch, "epoch", self._epoch_start, recorder.now())
+        recorder.next_step = self._step
+        recorder.is_in_loop = False
+        self._place(recorder, -1, -1)
 
-    def _place(self, epoch: int, step: int) -> None:
-        self._recorder.loop.epoch, self._recorder.loop.step = epoch, step
+    def _place(self, recorder: Recorder, epoch: int, step: int) -> None:
+        recorder.loop.epoch, recorder.loop.step = epoch, step
 
 
 def steps(
@@ -60,18 +67,14 @@ def steps(
     if recorder is None or recorder.is_awaited:
         yield from batches
         return
-    loop = None
-    if not recorder.is_in_loop:
-        loop = Loop(recorder, epoch, recorder.next_step if first_step is None else first_step)
+    first = recorder.next_step if first_step is None else first_step
+    loop = Loop(None if recorder.is_in_loop else recorder, epoch, first)
     try:
         for batch in _awaited(batches, recorder):
             yield batch
-            if loop is not None:
-                loop.end_step()
-                recorder.next_step = recorder.loop.step
+            loop.end_step()
     finally:
-        if loop is not None:
-            loop.end()
+        loop.end()
 
 
 def _awaited(batches: Iterable[Batch], recorder: Recorder) -> Iterator[Batch]:
