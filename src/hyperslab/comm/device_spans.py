@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -149,20 +148,45 @@ def collect_all() -> None:
             spans.collect()
 
 
-@contextmanager
-def on_device(
-    lane: str, category: Category, name: str, device: torch.device, nbytes: int = 0
-) -> Iterator[None]:
+class Launched:
     """A span around work that is launched; of the GPU's own time too, where ``device`` is one.
 
     On a GPU the host's own time is recorded as *other*: it computes nothing meanwhile.
     """
-    spans = device_spans(device)
-    if spans is None:
-        with active.around(category, name, nbytes):
-            yield
-        return
-    first = spans.mark()
-    with active.around(Category.other, f"launch {name}"):
-        yield
-    spans.add(lane, category, name, first, nbytes)
+
+    __slots__ = ("_device", "_mark", "_recorder", "_spans", "_start", "_what")
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        lane: str,
+        category: Category,
+        name: str,
+        device: torch.device,
+        nbytes: int = 0,
+    ) -> None:
+        self._recorder, self._device = recorder, device
+        self._what = lane, category, name, nbytes
+
+    def __enter__(self) -> Launched:
+        self._spans = device_spans(self._device)
+        self._mark = None if self._spans is None else self._spans.mark()
+        self._start = self._recorder.now()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        recorder, (lane, category, name, nbytes) = self._recorder, self._what
+        if self._spans is None or self._mark is None:
+            recorder.add(category, name, self._start, recorder.now(), nbytes)
+            return
+        recorder.add(Category.other, f"launch {name}", self._start, recorder.now())
+        self._spans.add(lane, category, name, self._mark, nbytes)
+
+
+def launched(
+    lane: str, category: Category, name: str, device: torch.device, nbytes: int = 0
+) -> Launched | active.Idle:
+    """A ``Launched``, if something is recorded."""
+    if active.recorder is None:
+        return active.IDLE
+    return Launched(active.recorder, lane, category, name, device, nbytes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -17,7 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hyperslab.comm.device_spans import Mark, device_spans, on_device
+from hyperslab.comm.device_spans import Launched, Mark, device_spans
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.slab import Slab
 from hyperslab.trace import Category, active
@@ -31,36 +29,38 @@ class _Passes:
     """Whether somebody further out records this pass."""
 
 
-@contextmanager
+class Told(Launched):
+    """A span around a pass, within which nobody else records it."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> Told:
+        self._before, _Passes.is_told = _Passes.is_told, True
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        _Passes.is_told = self._before
+
+
 def compute(
     name: str, device: torch.device, category: Category = Category.compute
-) -> Iterator[None]:
+) -> Told | active.Idle:
     """A span around a pass, or a part of one, of a loop that knows where its passes are."""
     if active.recorder is None:
-        yield
-        return
-    before, _Passes.is_told = _Passes.is_told, True
-    try:
-        with on_device(COMPUTE, category, name, device):
-            yield
-    finally:
-        _Passes.is_told = before
+        return active.IDLE
+    return Told(active.recorder, COMPUTE, category, name, device)
 
 
-@contextmanager
-def forward_pass(module: nn.Module, device: torch.device) -> Iterator[None]:
+def forward_pass(module: nn.Module, device: torch.device) -> Told | active.Idle:
     """A span around a forward pass of a parallelized module, if nobody records it yet."""
     if active.recorder is None:
-        yield
-        return
+        return active.IDLE
     if active.recorder.is_detailed:
         tell_layers(module, device)
     _follow_optimizers()
-    if _Passes.is_told:
-        yield
-        return
-    with compute("forward", device):
-        yield
+    return active.IDLE if _Passes.is_told else compute("forward", device)
 
 
 def follow_backward(out: Any, device: torch.device) -> None:
@@ -101,7 +101,8 @@ class _Backward:
 
 # Optimizers of loops that are not ours
 
-_open_steps: weakref.WeakKeyDictionary[Optimizer, ExitStack] = weakref.WeakKeyDictionary()
+_open_steps: dict[int, Launched] = {}
+"""By the ids of optimizers, until the step has ended."""
 
 
 @cache
@@ -115,17 +116,19 @@ def _begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     device = next((p.device for group in optimizer.param_groups for p in group["params"]), None)
     if device is not None:
-        stack = _open_steps[optimizer] = ExitStack()
-        stack.enter_context(compute(type(optimizer).__name__, device, Category.optimizer))
+        name = type(optimizer).__name__
+        span = Launched(active.recorder, COMPUTE, Category.optimizer, name, device)
+        _open_steps[id(optimizer)] = span.__enter__()
 
 
 def _end_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if (stack := _open_steps.pop(optimizer, None)) is not None:
-        stack.close()
+    if (span := _open_steps.pop(id(optimizer), None)) is not None:
+        span.__exit__(None, None, None)
 
 
 # Layer by layer
 
+_MAKER = "hyperslab layer"
 _told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -173,8 +176,11 @@ class _Layer:
         recorder.lane_of_thread().layer = 0
         # What is deferred, which is of other classes, is computed with the layer that follows.
         piece = out.local if type(out) is Slab else out
-        if type(piece) is Tensor and piece.grad_fn is not None and torch.is_grad_enabled():
-            piece.grad_fn.register_prehook(self._backward)
+        if type(piece) is Tensor and torch.is_grad_enabled():
+            node: Any = piece.grad_fn
+            # What another layer made, and this one only passes on, is that one's.
+            if node is not None and node.metadata.setdefault(_MAKER, self) is self:
+                node.register_prehook(self._backward)
 
     def _backward(self, grads: Any) -> None:
         if (recorder := active.recorder) is not None:

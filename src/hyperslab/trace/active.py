@@ -173,10 +173,10 @@ class Idle:
         return _around(function, self.name, self.category)
 
 
-_IDLE = Idle("", Category.other)
+IDLE = Idle("", Category.other)
 _EXPOSED, _OPENING = int(Flag.exposed), int(Flag.opening)
 _CATEGORIES = {category.name: category for category in Category}
-_MOST_IDLE = 1024
+_MOSTIDLE = 1024
 _idle: dict[str, Idle] = {}
 
 
@@ -195,7 +195,7 @@ def span(name: str, *, nbytes: int = 0, sample: int = -1, category: str = "user"
 def _new_idle(name: str, category: str) -> Idle:
     found = Idle(name, _category(category))
     if category == "user":
-        if len(_idle) >= _MOST_IDLE:
+        if len(_idle) >= _MOSTIDLE:
             _idle.clear()
         _idle[name] = found
     return found
@@ -219,14 +219,14 @@ def around(
 ) -> Span | Idle:
     """A span around a block of ours."""
     if recorder is None:
-        return _IDLE
+        return IDLE
     return Span(recorder, category, name, nbytes, sample, tier, _EXPOSED if exposed else 0)
 
 
 def reading(path: str | os.PathLike[str], nbytes: int = 0, *, opening: bool = False) -> Span | Idle:
     """A span around what reads from a file, or opens it."""
     if recorder is None:
-        return _IDLE
+        return IDLE
     name = os.fspath(path)
     tier, flags = recorder.tier_of(name), _OPENING if opening else 0
     return Span(recorder, Category.read, name, nbytes, -1, tier, flags)
@@ -237,7 +237,7 @@ def _around(function: Function, name: str, category: int) -> Function:
 
     def begun() -> Span | Idle:
         found = recorder
-        return _IDLE if found is None else Span(found, category, name)
+        return IDLE if found is None else Span(found, category, name)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
