@@ -20,6 +20,7 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.partial import WriteError, explained_writing, make_folder
+from hyperslab.trace import Category, active
 from hyperslab.train.checkpoint_folder import (
     METADATA,
     FileSum,
@@ -157,6 +158,11 @@ class Checkpoints:
         """The step that was said to be the best, and stays it when it is saved again."""
         do_on_first(lambda: make_ready(folder), self._channel)
 
+    def free_channel(self) -> SideChannel:
+        """Between all ranks, for who calls nothing else here meanwhile."""
+        self.wait()
+        return self._channel
+
     # Writing
 
     def save(self, step: int, parts: Parts, *, is_best: bool = False) -> None:
@@ -266,6 +272,11 @@ class Checkpoints:
     def _write(self, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
         """Writes a checkpoint; what goes wrong is raised by the next call, on all ranks alike."""
         folder = self._folder / f"step_{manifest.step:08d}"
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        with active.around(Category.checkpoint, "write", nbytes):
+            self._write_to(folder, manifest, tensors)
+
+    def _write_to(self, folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
         try:
             beside = ask_first(lambda: begin_folder(self._folder, manifest.step), self._channel)
             files = self._write_files(tensors, beside)
