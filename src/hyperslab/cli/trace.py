@@ -4,10 +4,16 @@ import click
 
 from hyperslab.cli.main import LazyGroup
 
-COMMANDS: dict[str, str] = {}
+COMMANDS = {
+    "report": "hyperslab.cli.trace_report",
+    "compare": "hyperslab.cli.trace_report",
+}
 
 EXAMPLES = """\b
 Examples:
+  hyperslab trace report runs/cosmo                 what did it wait for?
+  hyperslab trace report runs/cosmo --html trace.html
+  hyperslab trace compare runs/before runs/after    what became faster?
 """
 
 

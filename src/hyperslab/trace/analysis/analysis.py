@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +11,16 @@ from numpy.typing import NDArray
 from hyperslab.trace.analysis.attribution import Attribution, attribute
 from hyperslab.trace.analysis.bandwidth import Bandwidth, SideBySide, bandwidth_of, side_by_side
 from hyperslab.trace.analysis.files import FileTimes, slowest_files
-from hyperslab.trace.analysis.intervals import Intervals, amounts_before, grouped, union
+from hyperslab.trace.analysis.intervals import Intervals, Times, amounts_before, grouped, union
 from hyperslab.trace.analysis.iteration import Iteration, choose_iteration, rows_of
+from hyperslab.trace.analysis.lanes import Lane, columns_of
 from hyperslab.trace.analysis.loop import READERS, Rank, Step, ranks_of
-from hyperslab.trace.span import Category, Process, Trace
+from hyperslab.trace.span import Category, Process, Thread, Trace
 
 SECOND = 1e9
 IO = (*READERS, Category.wait)
 """What a loop that waits for samples waits for."""
 NETWORK = (Category.halo, Category.all_reduce, Category.exchange)
-MOST_LANE = 4000
-"""Intervals that are kept of a category of a rank, for pictures."""
-MOST_LANES = 120_000
-"""The same of all ranks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,8 @@ class RankReport:
     has_device_times: bool
     steps: StepTimes
     step_list: list[Step]
-    busy: dict[Category, Intervals]
-    exposed: dict[Category, Intervals]
+    busy: dict[Category, Lane]
+    exposed: dict[Category, Lane]
 
 
 @dataclass(frozen=True)
@@ -122,6 +119,8 @@ class Analysis:
     num_spans: int
     start: int
     stop: int
+    columns: Times
+    """Edges of the columns of timelines."""
     bandwidth: Bandwidth
     reading: list[SideBySide]
     files: list[FileTimes]
@@ -139,16 +138,16 @@ def analyse(trace: Trace) -> Analysis:
     files = slowest_files(trace)
     del starts, stops
     num_ranks = len({process.rank for process in trace.processes} or {0})
-    most_lane = max(50, min(MOST_LANE, MOST_LANES // (8 * num_ranks)))
+    columns = columns_of(begin, end, num_ranks)
     ranks: list[RankReport] = []
     iteration: Iteration | None = None
     for rank in ranks_of(trace):
         attribution = attribute(rank)
-        report = _rank_report(rank, attribution)
+        report = _rank_report(rank, attribution, columns)
         iteration = iteration or choose_iteration(report.step_list, has_steps=rank.has_steps)
         if iteration is not None:
             iteration.ranks.append(rows_of(rank, attribution, iteration))
-        ranks.append(_thinned(report, most_lane))
+        ranks.append(report)
     numbers = sorted({number for rank in ranks for number in rank.epochs})
     return Analysis(
         ranks=ranks,
@@ -160,6 +159,7 @@ def analyse(trace: Trace) -> Analysis:
         num_spans=len(spans),
         start=begin,
         stop=end,
+        columns=columns,
         bandwidth=bandwidth,
         reading=reading,
         files=files,
@@ -194,7 +194,7 @@ def add_periods(periods: Iterable[Period]) -> Period:
     return Period(seconds, dict(sorted(categories.items())))
 
 
-def _rank_report(rank: Rank, attribution: Attribution) -> RankReport:
+def _rank_report(rank: Rank, attribution: Attribution, columns: Times) -> RankReport:
     windows = dict(rank.epochs)
     inside = Intervals()
     for window in windows.values():
@@ -222,13 +222,13 @@ def _rank_report(rank: Rank, attribution: Attribution) -> RankReport:
         has_device_times=bool(rank.on_device.any()),
         steps=_steps(rank, attribution),
         step_list=rank.steps,
-        busy=attribution.busy,
-        exposed=attribution.exposed,
+        busy={category: Lane.of(each, columns) for category, each in attribution.busy.items()},
+        exposed={c: Lane.of(each, columns) for c, each in attribution.exposed.items()},
     )
 
 
 def _period(attribution: Attribution, window: Intervals, amounts: _Amounts, place: int) -> Period:
-    categories = {
+    categories: dict[Category, Share] = {
         category: Share(
             busy.within(window) / SECOND,
             attribution.exposed.get(category, Intervals()).within(window) / SECOND,
@@ -262,7 +262,7 @@ class _Amounts:
     ) -> NDArray[np.float64]:
         keys = place * len(Category) + rank.categories
         sums = np.bincount(keys, weights=amounts, minlength=num * len(Category))
-        return sums.reshape(num, len(Category))
+        return sums.astype(np.float64).reshape(num, len(Category))
 
 
 def _threads(rank: Rank) -> list[ThreadTimes]:
@@ -277,13 +277,12 @@ def _threads(rank: Rank) -> list[ThreadTimes]:
         busy = Intervals.of(rank.starts[where], rank.stops[where])
         seconds.setdefault(thread, {})[Category(category)] = busy.total / SECOND
         is_device.setdefault(thread, bool(rank.on_device[where[0]]))
-    threads = rank.trace.threads
+    threads, processes = rank.trace.threads, rank.trace.processes
     found = []
     for number, times in sorted(seconds.items()):
-        thread = threads[number] if number < len(threads) else None
-        pids = [each.pid for each in rank.trace.processes]
-        pid = pids[thread.process] if thread and thread.process < len(pids) else 0
-        name = (thread.name or f"thread {thread.tid}") if thread else f"thread {number}"
+        known = threads[number] if number < len(threads) else Thread(tid=number)
+        pid = processes[known.process].pid if known.process < len(processes) else 0
+        name = known.name or f"thread {known.tid}"
         found.append(ThreadTimes(name, pid, is_device[number], times))
     return found
 
@@ -345,15 +344,6 @@ def _reading(rank: Rank) -> NDArray[np.float64]:
         places = np.flatnonzero(of_epoch == number)
         found[places] = seconds[by_epoch == number].sum() / len(places)
     return found
-
-
-def _thinned(report: RankReport, most: int) -> RankReport:
-    """With as many intervals as a picture can show."""
-
-    def thin(sets: Mapping[Category, Intervals]) -> dict[Category, Intervals]:
-        return {category: each.coarse(most) for category, each in sets.items()}
-
-    return replace(report, busy=thin(report.busy), exposed=thin(report.exposed))
 
 
 def _notes(trace: Trace, ranks: list[RankReport]) -> list[str]:

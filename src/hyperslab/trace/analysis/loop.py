@@ -64,9 +64,10 @@ class Rank:
         """Which spans are of the threads that go through steps; of all, if that is not told."""
         signs = (np.isin(self.categories, _OF_THE_LOOP) | self.exposed) & ~self.on_device
         threads = np.unique(self.spans["thread"][signs])
-        if not len(threads):
-            return ~self.on_device
-        return np.isin(self.spans["thread"], threads) & ~self.on_device
+        found: NDArray[np.bool_] = ~self.on_device
+        if len(threads):
+            found &= np.isin(self.spans["thread"], threads)
+        return found
 
     @cached_property
     def extent(self) -> Intervals:

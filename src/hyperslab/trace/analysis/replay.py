@@ -9,7 +9,7 @@ to come, a few ahead of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,19 +67,17 @@ class Steps:
     @property
     def seconds(self) -> Floats:
         """Of each step, as it was: that of the slowest rank."""
-        return np.max(self.own + self.waited + self.messages, axis=1)
+        found: Floats = np.max(self.own + self.waited + self.messages, axis=1)
+        return found
 
     def of_epoch(self, epoch: int) -> Steps:
         chosen = self.epoch == epoch
-        return replace(
-            self,
-            own=self.own[chosen],
-            waited=self.waited[chosen],
-            messages=self.messages[chosen],
-            exchange=self.exchange[chosen],
-            reading=self.reading[chosen],
-            epoch=self.epoch[chosen],
-        )
+        return self.changed(lambda each: each[chosen], self.epoch[chosen])
+
+    def changed(self, change: Callable[[Floats], Floats], epoch: NDArray[np.int64]) -> Steps:
+        """With other rows."""
+        names = ("own", "waited", "messages", "exchange", "reading")
+        return replace(self, epoch=epoch, **{name: change(getattr(self, name)) for name in names})
 
 
 def replay(steps: Steps, *, waited: Floats | None = None, messages: Floats | None = None) -> float:
@@ -133,29 +131,37 @@ def steps_of(ranks: Sequence[RankReport]) -> Steps | None:
     if not common:
         return None
     columns = [_column(rank.steps, common) for rank in ranks]
-    parts = [np.stack(each, axis=1) for each in zip(*columns, strict=True)]
+    parts = {name: np.stack([each[name] for each in columns], axis=1) for name in columns[0]}
     epochs = np.array(sorted(common), np.int64)[:, 0]
     readers = np.array([max(1, rank.num_readers) for rank in ranks], np.float64)
     at_once = [rank.at_once or count for rank, count in zip(ranks, readers.tolist(), strict=True)]
     ahead = np.array([max(LEAST_AHEAD, rank.ahead + 1) for rank in ranks], np.float64)
-    return _fewer(Steps(*parts, readers, np.array(at_once), ahead, epochs))
+    return _fewer(
+        Steps(**parts, readers=readers, at_once=np.array(at_once), ahead=ahead, epoch=epochs)
+    )
 
 
 def _keys(steps: StepTimes) -> list[tuple[int, int]]:
     return list(zip(steps.epoch.tolist(), steps.number.tolist(), strict=True))
 
 
-def _column(steps: StepTimes, common: set[tuple[int, int]]) -> tuple[Floats, ...]:
+def _column(steps: StepTimes, common: set[tuple[int, int]]) -> dict[str, Floats]:
     keys = _keys(steps)
     chosen = [place for _, place in sorted((key, i) for i, key in enumerate(keys) if key in common)]
     zero = np.zeros(len(keys))
 
-    def exposed(categories: Sequence[Category]) -> Floats:
-        return sum((steps.exposed.get(each, zero) for each in categories), zero)[chosen]
+    def exposed(*categories: Category) -> Floats:
+        found: Floats = sum((steps.exposed.get(each, zero) for each in categories), zero)[chosen]
+        return found
 
-    waited, messages = exposed(IO), exposed(MESSAGES)
-    own = np.maximum(steps.seconds[chosen] - waited - messages, 0.0)
-    return own, waited, messages, exposed([Category.exchange]), steps.reading[chosen]
+    waited, messages = exposed(*IO), exposed(*MESSAGES)
+    return {
+        "own": np.maximum(steps.seconds[chosen] - waited - messages, 0.0),
+        "waited": waited,
+        "messages": messages,
+        "exchange": exposed(Category.exchange),
+        "reading": steps.reading[chosen],
+    }
 
 
 def _fewer(steps: Steps) -> Steps:
@@ -165,9 +171,7 @@ def _fewer(steps: Steps) -> Steps:
         return steps
     pieces = np.arange(num) * MOST_STEPS // num
     starts = np.flatnonzero(np.diff(pieces, prepend=-1) | np.diff(steps.epoch, prepend=-1))
-    arrays = (steps.own, steps.waited, steps.messages, steps.exchange, steps.reading)
-    summed = (np.add.reduceat(each, starts, axis=0) for each in arrays)
-    return Steps(*summed, steps.readers, steps.at_once, steps.ahead, steps.epoch[starts])
+    return steps.changed(lambda each: np.add.reduceat(each, starts, axis=0), steps.epoch[starts])
 
 
 # More readers
@@ -182,7 +186,8 @@ def with_readers(steps: Steps, more: int, gain: float) -> Floats:
     then = _waits(steps, steps.at_once * (1 + more * gain / steps.readers))
     before, after = now.sum(axis=0), then.sum(axis=0)
     shrunk = np.divide(after, before, out=np.ones_like(after), where=before > 0)
-    return steps.waited * np.minimum(shrunk, 1.0)
+    left: Floats = steps.waited * np.minimum(shrunk, 1.0)
+    return left
 
 
 def _waits(steps: Steps, readers: Floats) -> Floats:

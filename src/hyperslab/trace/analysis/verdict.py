@@ -198,7 +198,7 @@ def _messages(analysis: Analysis, what_ifs: list[WhatIf]) -> Iterator[Finding]:
         if share and share.seconds and total.share(category) >= 0.005:
             hidden = shown_share(share.hidden_seconds / share.seconds)
             parts.append(
-                f"{WORDS[category]} {shown_share(total.share(category))} ({hidden} are hidden)"
+                f"{WORDS[category]} {shown_share(total.share(category))} ({hidden} of them hidden)"
             )
     text = f"{_who(analysis)} waited {shown_share(total.share(*both))} of the time for messages: "
     would = _would(what_ifs, "network_free")
