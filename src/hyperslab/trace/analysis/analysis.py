@@ -69,6 +69,7 @@ class ThreadTimes:
     name: str
     pid: int
     is_device: bool
+    is_loop: bool
     seconds: dict[Category, float]
 
 
@@ -95,7 +96,7 @@ class RankReport:
     """Of all epochs."""
     threads: list[ThreadTimes]
     num_readers: int
-    """Threads that read or decode."""
+    """Threads other than the loop's that read, decode or fetch samples."""
     at_once: float
     """How many of them were at work while the loop waited for them."""
     ahead: int
@@ -214,8 +215,9 @@ def _rank_report(rank: Rank, attribution: Attribution, columns: Times) -> RankRe
         total=add_periods(periods[:-1]),
         threads=threads,
         num_readers=sum(
-            any(each in thread.seconds for each in READERS) and not thread.is_device
+            any(each in thread.seconds for each in READERS)
             for thread in threads
+            if not (thread.is_device or thread.is_loop)
         ),
         at_once=_at_once(rank, attribution),
         ahead=_ahead(rank),
@@ -269,21 +271,23 @@ def _threads(rank: Rank) -> list[ThreadTimes]:
     """What each thread did for how long; its own spans that overlap count once."""
     keys = rank.spans["thread"].astype(np.int64) * len(Category) + rank.categories
     seconds: dict[int, dict[Category, float]] = {}
-    is_device: dict[int, bool] = {}
+    first: dict[int, int] = {}
     for key, where in grouped(keys):
         thread, category = divmod(key, len(Category))
         if category in (Category.step, Category.epoch):
             continue
         busy = Intervals.of(rank.starts[where], rank.stops[where])
         seconds.setdefault(thread, {})[Category(category)] = busy.total / SECOND
-        is_device.setdefault(thread, bool(rank.on_device[where[0]]))
+        first.setdefault(thread, int(where[0]))
     threads, processes = rank.trace.threads, rank.trace.processes
     found = []
     for number, times in sorted(seconds.items()):
         known = threads[number] if number < len(threads) else Thread(tid=number)
         pid = processes[known.process].pid if known.process < len(processes) else 0
         name = known.name or f"thread {known.tid}"
-        found.append(ThreadTimes(name, pid, is_device[number], times))
+        at = first[number]
+        is_device, is_loop = bool(rank.on_device[at]), bool(rank.on_loop[at])
+        found.append(ThreadTimes(name, pid, is_device, is_loop, times))
     return found
 
 

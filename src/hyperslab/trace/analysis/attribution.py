@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.intervals import Intervals, union
+from hyperslab.trace.analysis.intervals import Intervals
 from hyperslab.trace.analysis.loop import READERS, Rank
 from hyperslab.trace.span import Category
 
@@ -84,17 +85,16 @@ def claims(rank: Rank, compute: Intervals) -> Iterator[tuple[Category, Intervals
 
 
 def computing(rank: Rank) -> Intervals:
-    """When the rank computes."""
-    host = rank.chosen(Category.compute, ~rank.on_device)
-    device = rank.chosen(Category.compute, rank.on_device)
-    if len(device):
-        host = host - _recorded_on_device(rank, device)
-    waits = [
-        rank.chosen(Category(each), rank.exposed & ~rank.on_device)
-        for each in np.unique(rank.categories[rank.exposed])
-        if each != Category.compute
-    ]
-    return device | (host - union(waits))
+    """When the rank computes: in passes, but for the waiting within them."""
+    device = _passes(rank, rank.on_device)
+    host = _passes(rank, ~rank.on_device)
+    return device | (host - _recorded_on_device(rank, device)) if len(device) else host
+
+
+def _passes(rank: Rank, among: NDArray[np.bool_]) -> Intervals:
+    passes, waits = rank.chosen(Category.compute, among), among & rank.exposed
+    waits = waits & (rank.categories != Category.compute)
+    return passes - Intervals.of(rank.starts[waits], rank.stops[waits])
 
 
 def _recorded_on_device(rank: Rank, device: Intervals) -> Intervals:

@@ -14,6 +14,8 @@ NUM_BINS = 200
 MOST_RANKS = 32
 """Whose bandwidths are told one by one."""
 MOST_LEVELS = 64
+LEAST_SIZE = 0.25
+"""Of a large read: those that are smaller are not told of, side by side."""
 MOVING = (Category.exchange, Category.copy, Category.halo, Category.all_reduce)
 
 
@@ -71,6 +73,8 @@ class SideBySide:
     num_reads: int
     seconds: float
     nbytes: float
+    reads_done: float
+    """How many reads that time is worth."""
 
     @property
     def rate(self) -> float:
@@ -79,22 +83,28 @@ class SideBySide:
 
 
 def side_by_side(trace: Trace, starts: Times, stops: Times) -> list[SideBySide]:
-    """What reads brought, by how many went on at once."""
-    reads = (trace.spans["category"] == Category.read) & (stops > starts)
-    begin, end = starts[reads], stops[reads]
-    if not len(begin):
+    """What reads brought, by how many went on at once; small ones tell of latencies alone."""
+    nbytes = trace.spans["nbytes"]
+    reads = (trace.spans["category"] == Category.read) & (stops > starts) & (nbytes > 0)
+    if not reads.any():
         return []
-    rates = trace.spans["nbytes"][reads] / (end - begin)
+    reads &= nbytes >= np.percentile(nbytes[reads], 75) * LEAST_SIZE
+    begin, end = starts[reads], stops[reads]
     ends = np.concatenate((begin, end))
     order = np.argsort(ends, kind="stable")
     lasting = np.diff(ends[order])
     steps = np.repeat(np.array([1, -1], np.int64), len(begin))[order]
     at_once = np.minimum(np.cumsum(steps)[:-1], MOST_LEVELS)
-    rate = np.maximum(np.cumsum(np.concatenate((rates, -rates))[order])[:-1], 0)
+
+    def sums(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        level = np.cumsum(np.concatenate((rates, -rates))[order])[:-1]
+        found: NDArray[np.float64] = np.bincount(at_once, weights=lasting * np.maximum(level, 0))
+        return found
+
     seconds = np.bincount(at_once, weights=lasting) / 1e9
-    nbytes = np.bincount(at_once, weights=lasting * rate)
+    brought, done = sums(nbytes[reads] / (end - begin)), sums(1.0 / (end - begin))
     return [
-        SideBySide(int(num), float(seconds[num]), float(nbytes[num]))
+        SideBySide(int(num), float(seconds[num]), float(brought[num]), float(done[num]))
         for num in np.flatnonzero(seconds)
         if num > 0
     ]

@@ -25,6 +25,8 @@ MOST_STEPS = 4000
 MOST_READERS = 32
 LEAST_AHEAD = 2
 MESSAGES = (Category.halo, Category.all_reduce)
+LEAST_READS = 16
+"""From so many on it is known what so many at once bring."""
 HIDDEN_SHARE = 0.02
 """Of an epoch: less waiting than this is as good as none."""
 
@@ -110,7 +112,7 @@ def what_ifs(analysis: Analysis) -> list[WhatIf]:
     if steps.messages.any() or steps.exchange.any():
         seconds = replay(steps, waited=steps.waited - steps.exchange, messages=nothing)
         cases.append(found("network_free", "if messages took no time", seconds))
-    if steps.reading.any() and steps.waited.any():
+    if steps.reading.any() and steps.waited.any() and steps.readers.all():
         seconds = replay(steps, waited=with_readers(steps, 1, gain_of(analysis.reading)))
         cases.append(found("one_more_reader", "with one more reader thread a rank", seconds))
     if len(analysis.ranks) > 1:
@@ -133,8 +135,8 @@ def steps_of(ranks: Sequence[RankReport]) -> Steps | None:
     columns = [_column(rank.steps, common) for rank in ranks]
     parts = {name: np.stack([each[name] for each in columns], axis=1) for name in columns[0]}
     epochs = np.array(sorted(common), np.int64)[:, 0]
-    readers = np.array([max(1, rank.num_readers) for rank in ranks], np.float64)
-    at_once = [rank.at_once or count for rank, count in zip(ranks, readers.tolist(), strict=True)]
+    readers = np.array([rank.num_readers for rank in ranks], np.float64)
+    at_once = [rank.at_once or max(1, rank.num_readers) for rank in ranks]
     ahead = np.array([max(LEAST_AHEAD, rank.ahead + 1) for rank in ranks], np.float64)
     return _fewer(
         Steps(**parts, readers=readers, at_once=np.array(at_once), ahead=ahead, epoch=epochs)
@@ -213,8 +215,7 @@ def _waits(steps: Steps, readers: Floats) -> Floats:
 
 def gain_of(reading: Sequence[SideBySide]) -> float:
     """What one more read at once brings, of what the first brings; 1 where that was not seen."""
-    whole = sum(each.seconds for each in reading)
-    seen = [each for each in reading if each.seconds >= 0.05 * whole and each.nbytes]
+    seen = [each for each in reading if each.reads_done >= LEAST_READS]
     if len(seen) < 2:
         return 1.0
     few, many = seen[0], seen[-1]
@@ -225,7 +226,7 @@ def gain_of(reading: Sequence[SideBySide]) -> float:
 def readers_to_hide(analysis: Analysis, epoch: int) -> int | None:
     """How many reader threads more a rank needs to hide reads of an epoch; None: they would not."""
     steps = steps_of(analysis.ranks)
-    if steps is None or not steps.reading.any():
+    if steps is None or not steps.reading.any() or not steps.readers.all():
         return None
     steps = steps.of_epoch(epoch)
     whole, gain = steps.seconds.sum(), gain_of(analysis.reading)

@@ -134,20 +134,20 @@ def _advice(analysis: Analysis, category: Category, epoch: int) -> str:
         return '; shuffle="local" would keep samples where they are'
     if category is Category.wait:
         return _about_nobody(analysis)
-    readers = readers_to_hide(analysis, epoch)
-    ways = [f"{readers} more reader thread{'s' * (readers > 1)} a rank"] if readers else []
-    gain = gain_of(analysis.reading)
-    why_not = ""
+    ways, why_not = [], ""
+    if not all(rank.num_readers for rank in analysis.ranks):
+        ways.append("threads that read ahead of the loop")
+    elif readers := readers_to_hide(analysis, epoch):
+        ways.append(f"{readers} more reader thread{'s' * (readers > 1)} a rank")
+    elif gain_of(analysis.reading) < NO_GAIN:
+        why_not = f"; more reader threads would not help: {_side_by_side(analysis)}"
     if category is Category.decode:
         ways.append("lighter compression (hyperslab data repack)")
-    else:
-        if readers is None and gain < NO_GAIN:
-            why_not = f"; more reader threads would not: {_side_by_side(analysis)}"
-        if _reads_again(analysis):
-            ways.append("store=memory")
-        elif not ways:
-            ways.append("files on the nodes' own disks (stage_dir)")
-    return f"; {' or '.join(ways)} would hide it{why_not}" if ways else why_not
+    elif _reads_again(analysis):
+        ways.append("store=memory")
+    elif not ways:
+        ways.append("files on the nodes' own disks (hyperslab data stage)")
+    return f"; {' or '.join(ways)} would hide it{why_not}"
 
 
 def _about_nobody(analysis: Analysis) -> str:
@@ -166,7 +166,10 @@ def _side_by_side(analysis: Analysis) -> str:
 
 
 def _reads_again(analysis: Analysis) -> bool:
-    """Whether later epochs read from files as much as the first."""
+    """Whether later epochs read from files as much as the first, and wait for it."""
+    later = [*analysis.epochs.values()][1:]
+    if all(period.share(*IO) < LEAST_SHARE for period in later):
+        return False
     read = [
         period.categories[Category.read].nbytes if Category.read in period.categories else 0
         for period in analysis.epochs.values()
@@ -228,14 +231,11 @@ def _late(straggler: Straggler, what_ifs: list[WhatIf]) -> Finding:
     where = f" (on {straggler.host})" if straggler.host else ""
     times = ""
     if straggler.usual_seconds > 0:
-        times = f" {straggler.seconds / straggler.usual_seconds:.2g} times as long as"
-    took = (
-        f"{WORDS[straggler.category]} takes{times or ' longer than'} on the others: "
-        f"{shown_seconds(straggler.seconds)}, not {shown_seconds(straggler.usual_seconds)}"
-    )
+        times = f", {straggler.seconds / straggler.usual_seconds:.2g} times as much as on others"
+    took = f"{shown_seconds(straggler.seconds)} went to {WORDS[straggler.category]}{times}"
     waits = ""
     if straggler.others_wait_seconds > 0.3 * straggler.lag_seconds:
-        waits = f", and they wait {shown_seconds(straggler.others_wait_seconds)} for it"
+        waits = f"; these waited {shown_seconds(straggler.others_wait_seconds)} for it"
     return Finding(
         f"Rank {straggler.rank}{where} is a straggler: {took}{waits}."
         f"{_would(what_ifs, 'even_ranks')}",
