@@ -58,11 +58,11 @@ def _class(is_number: bool) -> str:
 def shown_seconds(seconds: float) -> str:
     """With its unit.
 
-    >>> shown_seconds(0.00811), shown_seconds(2.5), shown_seconds(3e-6)
-    ('8.11 ms', '2.5 s', '3 µs')
+    >>> shown_seconds(0.00811), shown_seconds(2.5), shown_seconds(3e-6), shown_seconds(0)
+    ('8.11 ms', '2.5 s', '3 µs', '0 s')
     """
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
+        if seconds * factor >= 1 or not seconds:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds * 1e6:.3g} µs"
 
@@ -72,4 +72,4 @@ def shown_rate(rate: float) -> str:
 
 
 def shown_share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
+    return f"{share:.0%}" if share >= 0.01 or not share else f"{share:.1%}"

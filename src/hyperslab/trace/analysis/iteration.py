@@ -1,0 +1,138 @@
+"""One iteration of training on all ranks: what ran when, and what was hidden behind what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hyperslab.trace.analysis.attribution import Attribution
+from hyperslab.trace.analysis.intervals import Intervals
+from hyperslab.trace.analysis.loop import Rank, Step
+from hyperslab.trace.span import Category
+
+ROWS = (
+    Category.compute,
+    Category.halo,
+    Category.all_reduce,
+    Category.copy,
+    Category.optimizer,
+    Category.exchange,
+    Category.read,
+    Category.decode,
+    Category.wait,
+)
+ALWAYS = (Category.compute, Category.halo, Category.all_reduce)
+MOST_PIECES = 400
+"""Of a row."""
+MOST_NAMED = 1500
+"""Spans whose names are kept, of a rank."""
+
+
+class Piece(NamedTuple):
+    """A span, in seconds from the start of the iteration."""
+
+    start: float
+    seconds: float
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A category of a rank; on its GPU where the GPU's times are known."""
+
+    category: Category
+    pieces: list[Piece]
+    seconds: float
+    exposed_seconds: float
+
+    @property
+    def hidden_share(self) -> float:
+        return 1.0 - self.exposed_seconds / self.seconds if self.seconds else 1.0
+
+
+@dataclass(frozen=True)
+class RankRows:
+    rank: int
+    on_device: bool
+    start: float
+    """Against that of the first rank."""
+    seconds: float
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    epoch: int
+    number: int
+    start: int
+    stop: int
+    ranks: list[RankRows] = field(default_factory=list)
+
+
+def choose_iteration(steps: Sequence[Step], *, has_steps: bool) -> Iteration | None:
+    """The step of the last epoch with several whose length is in the middle."""
+    if not has_steps or not steps:
+        return None
+    counts = {step.epoch: 0 for step in steps}
+    for step in steps:
+        counts[step.epoch] += 1
+    usual = [number for number, count in counts.items() if count > 2] or [*counts]
+    among = sorted(
+        (step for step in steps if step.epoch == usual[-1]), key=lambda each: each.stop - each.start
+    )
+    chosen = among[len(among) // 2]
+    return Iteration(chosen.epoch, chosen.number, chosen.start, chosen.stop)
+
+
+def rows_of(rank: Rank, attribution: Attribution, iteration: Iteration) -> RankRows:
+    """What ``rank`` did in its step of the same number."""
+    found = [
+        step
+        for step in rank.steps
+        if (step.epoch, step.number) == (iteration.epoch, iteration.number)
+    ]
+    start, stop = (found[0].start, found[0].stop) if found else (iteration.start, iteration.stop)
+    rows = []
+    for category in ROWS:
+        busy = attribution.busy.get(category, Intervals()).clipped(start, stop)
+        if not len(busy) and category not in ALWAYS:
+            continue
+        given = attribution.exposed.get(category, Intervals()).clipped(start, stop)
+        pieces = _pieces(rank, category, busy, iteration.start, (start, stop))
+        rows.append(Row(category, pieces, busy.total / 1e9, given.total / 1e9))
+    return RankRows(
+        rank=rank.rank,
+        on_device=bool(rank.on_device.any()),
+        start=(start - iteration.start) / 1e9,
+        seconds=(stop - start) / 1e9,
+        rows=rows,
+    )
+
+
+def _pieces(
+    rank: Rank, category: Category, busy: Intervals, origin: int, window: tuple[int, int]
+) -> list[Piece]:
+    """Spans with their names where these are few and apart, else what they cover."""
+    start, stop = window
+    among = rank.categories == category
+    on_device = among & rank.on_device
+    chosen = on_device if on_device.any() else among
+    where = np.flatnonzero(chosen & (rank.starts < stop) & (rank.stops > start))
+    if 0 < len(where) <= MOST_NAMED:
+        names, strings = rank.spans[where], rank.trace.strings
+        return [
+            Piece(
+                (max(int(rank.starts[i]), start) - origin) / 1e9,
+                (min(int(rank.stops[i]), stop) - max(int(rank.starts[i]), start)) / 1e9,
+                " ".join(filter(None, (strings[span["name"]], strings[span["layer"]]))),
+            )
+            for i, span in zip(where.tolist(), names, strict=True)
+        ]
+    few = busy.coarse(MOST_PIECES)
+    return [
+        Piece((begin - origin) / 1e9, (end - begin) / 1e9)
+        for begin, end in zip(few.starts.tolist(), few.stops.tolist(), strict=True)
+    ]
