@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from hyperslab.errors import ConfigError, check_choice
+from hyperslab.trace.launcher import rank_of_launcher
 from hyperslab.trace.recorder import Clock, Place, Recorder
 from hyperslab.trace.span import Category, Flag
 
@@ -46,7 +47,7 @@ def start(
         )
     if level == "off":
         return
-    found = _rank_of_launcher() if rank is None else rank
+    found = (rank_of_launcher(os.environ) or 0) if rank is None else rank
     recorder = Recorder(Path(folder), rank=found, is_detailed=level == "detailed", clock=clock)
     _follow_processes()
 
@@ -67,13 +68,6 @@ def recording(folder: str | os.PathLike[str], *, level: str = "coarse") -> Itera
         yield
     finally:
         stop()
-
-
-def _rank_of_launcher() -> int:
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if (told := os.environ.get(name, "")).isdigit():
-            return int(told)
-    return 0
 
 
 def note_rank(rank: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.trace.file import FileContent
+from hyperslab.trace.launcher import rank_of_launcher
 from hyperslab.trace.span import Category, Flag, Thread, Tier, empty_spans
 
 MAGIC = b"hsposix1"
@@ -35,18 +36,6 @@ _OPS = (
     *("", "open", "openat", "fopen", "freopen", "read", "pread", "readv", "preadv", "fread"),
     *("fgets", "getline", "sendfile", "copy_file_range", "mmap", "close", "fclose"),
 )
-
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-
-
-def rank_of_launcher(environ: Mapping[str, str]) -> int:
-    """The rank that torchrun, Open MPI, MPICH or Slurm told a process; 0 without them."""
-    told = (environ.get(name, "") for name in _RANKS)
-    return next((int(each) for each in told if each.isdecimal()), 0)
-
-
-def is_told_a_rank(environ: Mapping[str, str]) -> bool:
-    return any(environ.get(name) for name in _RANKS)
 
 
 def read_posix_file(path: Path, raw: NDArray[np.uint8]) -> FileContent:
@@ -80,13 +69,19 @@ def mark_main_loops(contents: Iterable[FileContent]) -> None:
     """
     foreign = [content for content in contents if "parent" in content.facts]
     there = {_who(content, "pid") for content in foreign}
+    num_workers = 0
     for content in foreign:
         if content.facts["forked"] or _who(content, "parent") in there:
+            num_workers += bool(content.blocks)
             continue
         main = [i for i, each in enumerate(content.threads) if each.tid == content.facts["pid"]]
         for spans in content.blocks:
             waited = np.isin(spans["thread"], main) & (spans["category"] == Category.read)
             spans["flags"][waited] |= np.uint16(Flag.exposed)
+    if num_workers:
+        foreign[0].notes.append(
+            f"{num_workers} processes read for others: nothing tells whether these waited for it"
+        )
 
 
 def _who(content: FileContent, name: str) -> tuple[Any, ...]:
@@ -103,7 +98,7 @@ def _facts(text: bytes) -> dict[str, Any]:
         return int(told[name]) if told.get(name, "").isdecimal() else 0
 
     return {
-        "rank": rank_of_launcher(variables),
+        "rank": rank_of_launcher(variables) or 0,
         "pid": number("pid"),
         "parent": number("parent"),
         "forked": number("forked"),

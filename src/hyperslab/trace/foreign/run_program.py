@@ -18,7 +18,7 @@ from typing import NamedTuple
 from hyperslab.errors import ConfigError
 from hyperslab.partial import explained_writing, make_folder
 from hyperslab.trace.file import SUFFIX
-from hyperslab.trace.foreign.posix_file import is_told_a_rank
+from hyperslab.trace.launcher import rank_of_launcher
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE")
 _LIBRARIES = ("-ldl", "-lpthread")
@@ -63,7 +63,8 @@ def run_program(command: Sequence[str], folder: Path, *, keep_all: bool = False)
 
 def _check_is_new(folder: Path) -> None:
     """Ranks of a launcher share a folder; otherwise traces of two runs would be one."""
-    if not is_told_a_rank(os.environ) and (there := sorted(folder.glob(f"*{SUFFIX}"))):
+    there = list(folder.glob(f"*{SUFFIX}"))
+    if there and rank_of_launcher(os.environ) is None:
         raise ConfigError(
             f"{folder} has {len(there)} trace files of another run: give another folder by -o, or "
             "remove them"
