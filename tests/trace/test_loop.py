@@ -70,16 +70,7 @@ def test_steps_of_other_loaders_are_told_by_a_wrapper(tmp_path):
         for epoch in range(2):
             seen += hs.trace.steps(iter(range(3)), epoch=epoch)
     assert seen == [0, 1, 2] * 2
-    trace = load_trace(tmp_path)
-    waits = trace.of(Category.wait)
-    # The last wait of an epoch finds that there is no batch.
-    assert len(waits) == 8
-    check_epochs_without_ends(trace)
-
-
-def check_epochs_without_ends(trace):
-    assert places(trace, Category.step) == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
-    assert places(trace, Category.epoch) == [(0, -1), (1, -1)]
+    check_epochs(load_trace(tmp_path), 2, 3)
 
 
 def test_a_wrapped_loader_of_ours_is_told_once(data, tmp_path):
@@ -88,7 +79,7 @@ def test_a_wrapped_loader_of_ours_is_told_once(data, tmp_path):
             pass
     trace = load_trace(tmp_path)
     assert places(trace, Category.step) == [(0, 0), (0, 1), (0, 2)]
-    assert len(trace.of(Category.wait)) == 4
+    assert len(trace.of(Category.wait)) == 3
 
 
 def test_a_loop_within_a_loop_and_an_evaluation_only_wait(tmp_path):
@@ -101,7 +92,7 @@ def test_a_loop_within_a_loop_and_an_evaluation_only_wait(tmp_path):
                 pass
     trace = load_trace(tmp_path)
     assert places(trace, Category.step) == [(0, 0), (0, 1)]
-    assert len(trace.of(Category.wait)) == 3 + 2 * 4 + 3
+    assert len(trace.of(Category.wait)) == 2 + 2 * 3 + 2
     assert len(trace.of(Category.evaluation)) == len(trace.of(Category.epoch)) == 1
 
 

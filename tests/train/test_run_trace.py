@@ -192,9 +192,9 @@ def test_a_run_that_is_killed_keeps_its_trace(files, tmp_path):
         assert os.waitpid(pid, os.WNOHANG) == (0, 0)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    logged = [json.loads(line)["step"] for line in (folder / "log.jsonl").open()]
+    lines = (folder / "log.jsonl").read_text().splitlines()
     assert len(steps_of(folder)) >= 4
-    assert len(logged) >= 4
+    assert any(json.loads(line)["step"] == 4 for line in lines)
 
 
 def steps_of(folder):
