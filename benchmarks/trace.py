@@ -6,10 +6,11 @@ Prints the time of one span: as the package itself records it, as ``with hs.span
 the latter where nothing is recorded. Then what the coarse level adds to a training step, whose
 samples come from a loader: as many spans are recorded however large they are, so the time that is
 added is measured where there is little else, with CosmoFlow on 4 x 8^3, and told as a share of its
-step on 4 x 64^3, the smallest of the presets. Epochs with a trace and without take turns in one run. Compared are the times that
-a quarter of them keeps below, as other work on the machine only ever makes things slower: those on
-the wall, and those of processors, of all threads together. "counted" is the number of spans times
-the cost of one.
+step on 4 x 64^3, the smallest of the presets. Epochs with a trace and without take turns.
+
+Shown are times that a quarter of all keeps below, as other work on the machine only ever makes
+things slower: on the wall, and of processors, of all threads together. "counted" is the number of
+spans times the cost of one.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def span_times(repeats):
         with tempfile.TemporaryDirectory() as folder, hs.trace.recording(folder):
             for name, way in ways.items():
                 samples[name].append(timed(way))
-    return {name: statistics.median(times) for name, times in samples.items()}
+    return {name: statistics.quantiles(times)[0] for name, times in samples.items()}
 
 
 def timed(way, num=2000):

@@ -274,4 +274,7 @@ def placed(place: Place | None) -> Iterator[None]:
 
 def place_here() -> Place | None:
     """Where this thread is, for one that works on its behalf; None while nothing is recorded."""
-    return None if recorder is None else recorder.place()
+    if recorder is None:
+        return None
+    place = recorder.place()
+    return Place(place.epoch, place.step, place.sample)

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from hyperslab.trace import active
 from hyperslab.trace.recorder import Recorder
-from hyperslab.trace.span import Category
+from hyperslab.trace.span import Category, Flag
 
 Batch = TypeVar("Batch")
 
 _END = object()
+_EXPOSED = int(Flag.exposed)
 
 
 class Loop:
@@ -81,14 +82,16 @@ def _awaited(batches: Iterable[Batch], recorder: Recorder) -> Iterator[Batch]:
     """``batches``, with how long each was waited for."""
     following = iter(batches)
     while True:
+        start = recorder.now()
         recorder.is_awaited = True
         try:
-            with active.around(Category.wait, "next batch", exposed=True):
-                batch = next(following, _END)
+            batch = next(following, _END)
         finally:
             recorder.is_awaited = False
         if batch is _END:
             return
+        stop = recorder.now()
+        recorder.add(Category.wait, "next batch", start, stop, flags=_EXPOSED)
         yield batch  # type: ignore[misc]
 
 
