@@ -25,8 +25,8 @@ MOST_STEPS = 4000
 MOST_READERS = 32
 LEAST_AHEAD = 2
 MESSAGES = (Category.halo, Category.all_reduce)
-LEAST_READS = 16
-"""From so many on it is known what so many at once bring."""
+LEAST_READS, LEAST_TIME = 16, 0.1
+"""Reads, and the share of the time of all: from these on it is known what so many at once bring."""
 HIDDEN_SHARE = 0.02
 """Of an epoch: less waiting than this is as good as none."""
 
@@ -215,12 +215,18 @@ def _waits(steps: Steps, readers: Floats) -> Floats:
 
 def gain_of(reading: Sequence[SideBySide]) -> float:
     """What one more read at once brings, of what the first brings; 1 where that was not seen."""
-    seen = [each for each in reading if each.reads_done >= LEAST_READS]
+    seen = seen_at_once(reading)
     if len(seen) < 2:
         return 1.0
     few, many = seen[0], seen[-1]
     per_read = (many.rate - few.rate) / (many.num_reads - few.num_reads)
     return float(np.clip(per_read / (few.rate / few.num_reads), 0.0, 1.0))
+
+
+def seen_at_once(reading: Sequence[SideBySide]) -> list[SideBySide]:
+    """Those that went on for long enough to tell something."""
+    least = LEAST_TIME * sum(each.seconds for each in reading)
+    return [each for each in reading if each.count >= LEAST_READS and each.seconds >= least]
 
 
 def readers_to_hide(analysis: Analysis, epoch: int) -> int | None:

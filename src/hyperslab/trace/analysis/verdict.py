@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hyperslab.pages import shown_seconds, shown_share
 from hyperslab.partial import shown_nbytes
 from hyperslab.trace.analysis.analysis import IO, Analysis, Period
-from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide
+from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide, seen_at_once
 from hyperslab.trace.analysis.stragglers import Straggler
 from hyperslab.trace.span import Category, Tier
 
@@ -158,7 +158,7 @@ def _about_nobody(analysis: Analysis) -> str:
 
 
 def _side_by_side(analysis: Analysis) -> str:
-    few, many = analysis.reading[0], analysis.reading[-1]
+    few, *_, many = seen_at_once(analysis.reading)
     return (
         f"{many.num_reads} reads at once bring {shown_nbytes(many.rate)}/s, "
         f"{few.num_reads} {shown_nbytes(few.rate)}/s"
