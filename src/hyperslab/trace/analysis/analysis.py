@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,13 +63,28 @@ class Period:
     def share(self, *categories: Category) -> float:
         return self.exposed(*categories) / self.seconds if self.seconds else 0.0
 
+    def divided(self, num: int, *, sums: bool = True) -> Period:
+        """All of it divided by ``num``; without ``sums`` not the bytes, nor seconds of threads."""
+        of_sums = num if sums else 1
+        return Period(
+            self.seconds / num,
+            {
+                category: Share(
+                    share.seconds / num,
+                    share.exposed_seconds / num,
+                    share.thread_seconds / of_sums,
+                    share.nbytes / of_sums,
+                )
+                for category, share in self.categories.items()
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
     name: str
     pid: int
     is_device: bool
-    is_loop: bool
     seconds: dict[Category, float]
 
 
@@ -96,12 +111,13 @@ class RankReport:
     """Of all epochs."""
     threads: list[ThreadTimes]
     num_readers: int
-    """Threads other than the loop's that read, decode or fetch samples."""
+    """Threads other than the loop's that read, decode or fetch samples, at one time."""
     at_once: float
     """How many of them were at work while the loop waited for them."""
     ahead: int
     """Batches that were ready at once, at most."""
     has_device_times: bool
+    has_steps: bool
     steps: StepTimes
     step_list: list[Step]
     busy: dict[Category, Lane]
@@ -153,10 +169,11 @@ def analyse(trace: Trace) -> Analysis:
     return Analysis(
         ranks=ranks,
         epochs={
-            n: mean_period([rank.epochs[n] for rank in ranks if n in rank.epochs]) for n in numbers
+            n: mean_of_ranks([rank.epochs[n] for rank in ranks if n in rank.epochs])
+            for n in numbers
         },
-        outside=mean_period([rank.outside for rank in ranks]),
-        total=mean_period([rank.total for rank in ranks]),
+        outside=mean_of_ranks([rank.outside for rank in ranks]),
+        total=mean_of_ranks([rank.total for rank in ranks]),
         num_spans=len(spans),
         start=begin,
         stop=end,
@@ -169,20 +186,14 @@ def analyse(trace: Trace) -> Analysis:
     )
 
 
-def mean_period(periods: Iterable[Period]) -> Period:
-    """Means of seconds, sums of bytes."""
-    periods = list(periods)
-    if not periods:
-        return Period()
-    total = add_periods(periods)
-    num = len(periods)
-    categories = {
-        category: Share(
-            share.seconds / num, share.exposed_seconds / num, share.thread_seconds, share.nbytes
-        )
-        for category, share in total.categories.items()
-    }
-    return Period(total.seconds / num, categories)
+def mean_of_ranks(periods: Sequence[Period]) -> Period:
+    """Means of seconds, sums of bytes and of seconds of threads."""
+    return add_periods(periods).divided(max(1, len(periods)), sums=False)
+
+
+def mean_of_epochs(periods: Sequence[Period]) -> Period:
+    """Means of all."""
+    return add_periods(periods).divided(max(1, len(periods)))
 
 
 def add_periods(periods: Iterable[Period]) -> Period:
@@ -214,14 +225,11 @@ def _rank_report(rank: Rank, attribution: Attribution, columns: Times) -> RankRe
         outside=periods[-1],
         total=add_periods(periods[:-1]),
         threads=threads,
-        num_readers=sum(
-            any(each in thread.seconds for each in READERS)
-            for thread in threads
-            if not (thread.is_device or thread.is_loop)
-        ),
+        num_readers=_num_readers(rank),
         at_once=_at_once(rank, attribution),
         ahead=_ahead(rank),
         has_device_times=bool(rank.on_device.any()),
+        has_steps=rank.has_steps,
         steps=_steps(rank, attribution),
         step_list=rank.steps,
         busy={category: Lane.of(each, columns) for category, each in attribution.busy.items()},
@@ -271,24 +279,40 @@ def _threads(rank: Rank) -> list[ThreadTimes]:
     """What each thread did for how long; its own spans that overlap count once."""
     keys = rank.spans["thread"].astype(np.int64) * len(Category) + rank.categories
     seconds: dict[int, dict[Category, float]] = {}
-    first: dict[int, int] = {}
+    is_device: dict[int, bool] = {}
     for key, where in grouped(keys):
         thread, category = divmod(key, len(Category))
-        if category in (Category.step, Category.epoch):
+        if category in (Category.step, Category.epoch, Category.delay):
             continue
         busy = Intervals.of(rank.starts[where], rank.stops[where])
         seconds.setdefault(thread, {})[Category(category)] = busy.total / SECOND
-        first.setdefault(thread, int(where[0]))
+        is_device.setdefault(thread, bool(rank.on_device[where[0]]))
     threads, processes = rank.trace.threads, rank.trace.processes
     found = []
     for number, times in sorted(seconds.items()):
         known = threads[number] if number < len(threads) else Thread(tid=number)
         pid = processes[known.process].pid if known.process < len(processes) else 0
         name = known.name or f"thread {known.tid}"
-        at = first[number]
-        is_device, is_loop = bool(rank.on_device[at]), bool(rank.on_loop[at])
-        found.append(ThreadTimes(name, pid, is_device, is_loop, times))
+        found.append(ThreadTimes(name, pid, is_device[number], times))
     return found
+
+
+def _num_readers(rank: Rank) -> int:
+    """Threads that come and go, as a loader for each epoch has them, do not add up."""
+    others = np.isin(rank.categories, READERS) & ~rank.on_loop & ~rank.on_device
+    starts, stops = rank.starts[others], rank.stops[others]
+    lives = [
+        (int(starts[where].min()), int(stops[where].max()))
+        for _, where in grouped(rank.spans["thread"][others])
+    ]
+    return _most_at_once(*np.array(lives, np.int64).reshape(-1, 2).T)
+
+
+def _most_at_once(starts: Times, stops: Times) -> int:
+    ends = np.concatenate((starts, stops))
+    steps = np.repeat(np.array([1, -1]), len(starts))
+    order = np.lexsort((steps, ends))
+    return int(np.cumsum(steps[order]).max(initial=0))
 
 
 def _at_once(rank: Rank, attribution: Attribution) -> float:
@@ -306,12 +330,7 @@ def _at_once(rank: Rank, attribution: Attribution) -> float:
 
 def _ahead(rank: Rank) -> int:
     waiting = rank.categories == Category.delay
-    if not waiting.any():
-        return 0
-    ends = np.concatenate((rank.starts[waiting], rank.stops[waiting]))
-    steps = np.repeat(np.array([1, -1]), np.count_nonzero(waiting))
-    order = np.lexsort((steps, ends))
-    return int(np.cumsum(steps[order]).max())
+    return _most_at_once(rank.starts[waiting], rank.stops[waiting])
 
 
 def _steps(rank: Rank, attribution: Attribution) -> StepTimes:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.intervals import Times, amounts_before
+from hyperslab.trace.analysis.intervals import Times, amounts_before, grouped
 from hyperslab.trace.span import Category, Tier, Trace
 
 NUM_BINS = 200
 MOST_RANKS = 32
 """Whose bandwidths are told one by one."""
 MOST_LEVELS = 64
-LEAST_SIZE = 0.25
-"""Of a large read: those that are smaller are not told of, side by side."""
 MOVING = (Category.exchange, Category.copy, Category.halo, Category.all_reduce)
 
 
@@ -68,43 +66,39 @@ def _series(trace: Trace, has_bytes: NDArray[np.bool_]) -> dict[str, NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class SideBySide:
-    """While so many reads of all ranks went on at once."""
+    """Reads during which so many of all ranks went on, on average."""
 
     num_reads: int
+    count: int
     seconds: float
-    nbytes: float
-    reads_done: float
-    """How many reads that time is worth."""
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second."""
-        return self.nbytes / self.seconds if self.seconds else 0.0
+    """Of threads."""
+    rate: float
+    """Bytes a second that so many bring: so many times what one of them does, typically."""
 
 
 def side_by_side(trace: Trace, starts: Times, stops: Times) -> list[SideBySide]:
-    """What reads brought, by how many went on at once; small ones tell of latencies alone."""
-    nbytes = trace.spans["nbytes"]
-    reads = (trace.spans["category"] == Category.read) & (stops > starts) & (nbytes > 0)
+    """What reads bring, by how many go on at once."""
+    reads = (trace.spans["category"] == Category.read) & (stops > starts)
+    reads &= trace.spans["nbytes"] > 0
     if not reads.any():
         return []
-    reads &= nbytes >= np.percentile(nbytes[reads], 75) * LEAST_SIZE
-    begin, end = starts[reads], stops[reads]
-    ends = np.concatenate((begin, end))
-    order = np.argsort(ends, kind="stable")
-    lasting = np.diff(ends[order])
-    steps = np.repeat(np.array([1, -1], np.int64), len(begin))[order]
-    at_once = np.minimum(np.cumsum(steps)[:-1], MOST_LEVELS)
-
-    def sums(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        level = np.cumsum(np.concatenate((rates, -rates))[order])[:-1]
-        found: NDArray[np.float64] = np.bincount(at_once, weights=lasting * np.maximum(level, 0))
-        return found
-
-    seconds = np.bincount(at_once, weights=lasting) / 1e9
-    brought, done = sums(nbytes[reads] / (end - begin)), sums(1.0 / (end - begin))
+    begin, end, nbytes = starts[reads], stops[reads], trace.spans["nbytes"][reads]
+    lasting = end - begin
+    going_on = [amounts_before(times, begin, end, lasting) for times in (begin, end)]
+    at_once = np.clip(np.rint((going_on[1] - going_on[0]) / lasting), 1, MOST_LEVELS).astype(int)
     return [
-        SideBySide(int(num), float(seconds[num]), float(brought[num]), float(done[num]))
-        for num in np.flatnonzero(seconds)
-        if num > 0
+        SideBySide(
+            num,
+            len(of),
+            float(lasting[of].sum()) / 1e9,
+            num * _median(nbytes[of] / lasting[of] * 1e9, lasting[of]),
+        )
+        for num, of in grouped(at_once)
     ]
+
+
+def _median(values: NDArray[np.float64], weights: NDArray[np.int64]) -> float:
+    """Half of the weights lie below it: a few values that are far off do not count for more."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])

@@ -130,14 +130,6 @@ def grouped(groups: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.intp]
         yield int(groups[places[0]]), places
 
 
-def concurrency(starts: Times, stops: Times) -> tuple[Times, NDArray[np.int64]]:
-    """How many intervals hold at once: times, and the number from each until the next."""
-    ends = np.concatenate((starts, stops))
-    steps = np.repeat(np.array([1, -1], np.int64), [len(starts), len(stops)])
-    order = np.argsort(ends, kind="stable")
-    return ends[order], np.cumsum(steps[order])
-
-
 def amounts_before(
     times: Times, starts: Times, stops: Times, amounts: NDArray[np.int64]
 ) -> NDArray[np.float64]:

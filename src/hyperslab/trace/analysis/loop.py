@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.intervals import Intervals, Times, grouped
+from hyperslab.trace.analysis.intervals import Intervals, Times, grouped, union
 from hyperslab.trace.span import Category, Flag, Process, Trace
 
 READERS = (Category.stage, Category.read, Category.decode, Category.exchange)
@@ -84,9 +84,9 @@ class Rank:
         Where no span tells of epochs, all of it is epoch 0.
         """
         told = self._told_epochs()
+        known = union(told.values())
         for number, window in self._numbered_epochs().items():
-            if number not in told:
-                told[number] = window
+            told.setdefault(number, window - known)
         found = {number: told[number] for number in sorted(told) if len(told[number])}
         return found or ({0: self.extent} if len(self.extent) else {})
 

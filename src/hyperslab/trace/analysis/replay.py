@@ -24,9 +24,10 @@ MOST_STEPS = 4000
 """Those of longer runs are taken several at once."""
 MOST_READERS = 32
 LEAST_AHEAD = 2
+FILES = (Category.stage, Category.read, Category.decode)
 MESSAGES = (Category.halo, Category.all_reduce)
-LEAST_READS = 16
-"""From so many on it is known what so many at once bring."""
+LEAST_READS, LEAST_TIME = 16, 0.1
+"""Reads, and the share of the time of all: from these on it is known what so many at once bring."""
 HIDDEN_SHARE = 0.02
 """Of an epoch: less waiting than this is as good as none."""
 
@@ -57,6 +58,8 @@ class Steps:
     messages: Floats
     exchange: Floats
     """Of ``waited``: for the memory of other ranks."""
+    files: Floats
+    """Of ``waited``: while readers staged, read or decoded."""
     reading: Floats
     """Of reader threads, added up."""
     readers: Floats
@@ -78,7 +81,7 @@ class Steps:
 
     def changed(self, change: Callable[[Floats], Floats], epoch: NDArray[np.int64]) -> Steps:
         """With other rows."""
-        names = ("own", "waited", "messages", "exchange", "reading")
+        names = ("own", "waited", "messages", "exchange", "files", "reading")
         return replace(self, epoch=epoch, **{name: change(getattr(self, name)) for name in names})
 
 
@@ -112,7 +115,7 @@ def what_ifs(analysis: Analysis) -> list[WhatIf]:
     if steps.messages.any() or steps.exchange.any():
         seconds = replay(steps, waited=steps.waited - steps.exchange, messages=nothing)
         cases.append(found("network_free", "if messages took no time", seconds))
-    if steps.reading.any() and steps.waited.any() and steps.readers.all():
+    if steps.files.any() and steps.readers.all():
         seconds = replay(steps, waited=with_readers(steps, 1, gain_of(analysis.reading)))
         cases.append(found("one_more_reader", "with one more reader thread a rank", seconds))
     if len(analysis.ranks) > 1:
@@ -162,6 +165,7 @@ def _column(steps: StepTimes, common: set[tuple[int, int]]) -> dict[str, Floats]
         "waited": waited,
         "messages": messages,
         "exchange": exposed(Category.exchange),
+        "files": exposed(*FILES),
         "reading": steps.reading[chosen],
     }
 
@@ -188,7 +192,7 @@ def with_readers(steps: Steps, more: int, gain: float) -> Floats:
     then = _waits(steps, steps.at_once * (1 + more * gain / steps.readers))
     before, after = now.sum(axis=0), then.sum(axis=0)
     shrunk = np.divide(after, before, out=np.ones_like(after), where=before > 0)
-    left: Floats = steps.waited * np.minimum(shrunk, 1.0)
+    left: Floats = steps.waited - steps.files * (1.0 - np.minimum(shrunk, 1.0))
     return left
 
 
@@ -215,7 +219,7 @@ def _waits(steps: Steps, readers: Floats) -> Floats:
 
 def gain_of(reading: Sequence[SideBySide]) -> float:
     """What one more read at once brings, of what the first brings; 1 where that was not seen."""
-    seen = [each for each in reading if each.reads_done >= LEAST_READS]
+    seen = seen_at_once(reading)
     if len(seen) < 2:
         return 1.0
     few, many = seen[0], seen[-1]
@@ -223,10 +227,16 @@ def gain_of(reading: Sequence[SideBySide]) -> float:
     return float(np.clip(per_read / (few.rate / few.num_reads), 0.0, 1.0))
 
 
+def seen_at_once(reading: Sequence[SideBySide]) -> list[SideBySide]:
+    """Those that went on for long enough to tell something."""
+    least = LEAST_TIME * sum(each.seconds for each in reading)
+    return [each for each in reading if each.count >= LEAST_READS and each.seconds >= least]
+
+
 def readers_to_hide(analysis: Analysis, epoch: int) -> int | None:
     """How many reader threads more a rank needs to hide reads of an epoch; None: they would not."""
     steps = steps_of(analysis.ranks)
-    if steps is None or not steps.reading.any() or not steps.readers.all():
+    if steps is None or not steps.files.any() or not steps.readers.all():
         return None
     steps = steps.of_epoch(epoch)
     whole, gain = steps.seconds.sum(), gain_of(analysis.reading)

@@ -80,9 +80,7 @@ class Report:
             "slowest_files": [
                 asdict(each) | {"bytes_per_second": each.rate} for each in analysis.files
             ],
-            "reads_at_once": [
-                asdict(each) | {"bytes_per_second": each.rate} for each in analysis.reading
-            ],
+            "reads_at_once": [asdict(each) for each in analysis.reading],
             "bandwidth": {
                 "bin_seconds": analysis.bandwidth.seconds,
                 "bytes_per_second": {

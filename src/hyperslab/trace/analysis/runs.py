@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hyperslab.pages import shown_seconds, shown_share
-from hyperslab.trace.analysis.analysis import IO, Period, mean_period
+from hyperslab.partial import shown_nbytes
+from hyperslab.trace.analysis.analysis import IO, Period, mean_of_epochs
 from hyperslab.trace.analysis.loop import READERS
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report
 
 RUN_COLUMNS = (
-    *("run", "shuffle", "ranks", "epochs", "first epoch", "later ones", "I/O of the first"),
-    *("I/O of later ones", "waited for in the first", "in later ones"),
+    *("run", "shuffle", "ranks", "first epoch", "waited", "later epochs", "waited", "I/O", "rate"),
 )
+"""After each time of an epoch the share of it that was waited for samples; I/O of later ones."""
 
 
 def first_and_later(report: Report) -> tuple[Period, Period]:
@@ -23,11 +24,11 @@ def first_and_later(report: Report) -> tuple[Period, Period]:
     epochs = [*report.analysis.epochs.values()]
     if not epochs:
         return Period(), Period()
-    return epochs[0], mean_period(epochs[1:] or epochs)
+    return epochs[0], mean_of_epochs(epochs[1:] or epochs)
 
 
 def io_seconds(period: Period) -> float:
-    """In which samples were read, decoded, staged or fetched, or waited for, by threads each."""
+    """In which samples were read, decoded, staged, fetched: the sum of these."""
     return sum(
         share.seconds for category, share in period.categories.items() if category in READERS
     )
@@ -35,14 +36,18 @@ def io_seconds(period: Period) -> float:
 
 def run_row(report: Report) -> list[str]:
     first, later = first_and_later(report)
+    seconds = io_seconds(later)
+    nbytes = sum(later.categories[each].nbytes for each in READERS if each in later.categories)
+    times = [(shown_seconds(each.seconds), shown_share(each.share(*IO))) for each in (first, later)]
+    rate = f"{shown_nbytes(nbytes / seconds)}/s" if nbytes and seconds else "-"
     return [
         report.name,
         report.shuffle,
         str(report.num_ranks),
-        str(len(report.analysis.epochs)),
-        *(shown_seconds(each.seconds) for each in (first, later)),
-        *(shown_seconds(io_seconds(each)) for each in (first, later)),
-        *(shown_share(each.share(*IO)) for each in (first, later)),
+        *times[0],
+        *times[1],
+        shown_seconds(seconds),
+        rate,
     ]
 
 
@@ -78,14 +83,16 @@ def _about_shuffles(reports: Sequence[Report]) -> Iterable[str]:
         }
         if not all(by.values()):
             continue
-        later = {name: mean_period(first_and_later(e)[1] for e in of) for name, of in by.items()}
+        later = {
+            name: mean_of_epochs([first_and_later(e)[1] for e in of]) for name, of in by.items()
+        }
         local, everywhere = later["local"], later["global"]
         yield (
             f"On {num} rank{'s' * (num > 1)} later epochs take {shown_seconds(local.seconds)} with "
             f"local and {shown_seconds(everywhere.seconds)} with global shuffling; I/O takes "
-            f"{shown_seconds(io_seconds(local))} and {shown_seconds(io_seconds(everywhere))}, of "
-            f"which {shown_seconds(local.exposed(*IO))} and "
-            f"{shown_seconds(everywhere.exposed(*IO))} are waited for."
+            f"{shown_seconds(io_seconds(local))} and {shown_seconds(io_seconds(everywhere))}, and "
+            f"samples are waited for {shown_seconds(local.exposed(*IO))} and "
+            f"{shown_seconds(everywhere.exposed(*IO))}."
         )
 
 

@@ -23,6 +23,8 @@ MOST_RANKS = 16
 MOST_THREADS = 16
 MOST_FILES = 5
 MOST_NOTES = 5
+LEAST_OUTSIDE = 0.01
+"""Of the time of epochs: what lies outside of them is shown from this on."""
 
 
 def to_parts(reports: Sequence[Report], *, ranks: bool = False) -> list[RenderableType]:
@@ -49,7 +51,10 @@ def _run(report: Report, ranks: bool) -> Iterable[RenderableType]:
     if not analysis.epochs:
         return
     yield Text()
-    yield _epochs("epoch", {str(n): period for n, period in analysis.epochs.items()})
+    epochs = {str(number): period for number, period in analysis.epochs.items()}
+    if analysis.outside.seconds > LEAST_OUTSIDE * analysis.total.seconds:
+        epochs["outside"] = analysis.outside
+    yield _epochs("epoch", epochs)
     yield Text()
     yield categories_table(analysis.total)
     if len(analysis.ranks) > 1:
@@ -119,7 +124,8 @@ def _numbers(period: Period, category: Category, share: Share) -> Iterable[str]:
 def _threads(ranks: Sequence[RankReport]) -> Table:
     table = new_table(["rank", "thread", "time"], [])
     for rank in ranks:
-        for thread in rank.threads[:MOST_THREADS]:
+        busy = sorted(rank.threads, key=lambda each: -sum(each.seconds.values()))
+        for thread in busy[:MOST_THREADS]:
             busiest = sorted(thread.seconds.items(), key=lambda each: -each[1])
             told = ", ".join(f"{shown(c)} {shown_seconds(seconds)}" for c, seconds in busiest[:5])
             table.add_row(str(rank.rank), Text(thread.name), told)
@@ -148,7 +154,9 @@ def _files(report: Report) -> Table:
 
 
 def _runs(reports: Sequence[Report]) -> Table:
-    table = new_table(RUN_COLUMNS[:2], RUN_COLUMNS[2:])
+    table = new_table((), RUN_COLUMNS)
+    for column in table.columns[:2]:
+        column.justify = "left"
     for report in reports:
         table.add_row(*map(Text, run_row(report)))
     return table

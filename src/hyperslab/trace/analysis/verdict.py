@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hyperslab.pages import shown_seconds, shown_share
 from hyperslab.partial import shown_nbytes
 from hyperslab.trace.analysis.analysis import IO, Analysis, Period
-from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide
+from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide, seen_at_once
 from hyperslab.trace.analysis.stragglers import Straggler
 from hyperslab.trace.span import Category, Tier
 
@@ -133,7 +133,7 @@ def _advice(analysis: Analysis, category: Category, epoch: int) -> str:
     if category is Category.exchange:
         return '; shuffle="local" would keep samples where they are'
     if category is Category.wait:
-        return _about_nobody(analysis)
+        return _about_nobody(analysis, epoch)
     ways, why_not = [], ""
     if not all(rank.num_readers for rank in analysis.ranks):
         ways.append("threads that read ahead of the loop")
@@ -150,15 +150,29 @@ def _advice(analysis: Analysis, category: Category, epoch: int) -> str:
     return f"; {' or '.join(ways)} would hide it{why_not}"
 
 
-def _about_nobody(analysis: Analysis) -> str:
+def _about_nobody(analysis: Analysis, epoch: int) -> str:
     total = analysis.total
     if not any(each in total.categories for each in IO if each is not Category.wait):
         return "; what makes batches was not recorded"
+    if _first_step_share(analysis, epoch) > 0.5:
+        return ", most of it before its first step, while the loader started"
     return "; readers had nothing to do: a larger prefetch would let them run ahead"
 
 
+def _first_step_share(analysis: Analysis, epoch: int) -> float:
+    """Of the waiting of an epoch for which no reader worked."""
+    first = whole = 0.0
+    for rank in analysis.ranks:
+        of_epoch = rank.steps.epoch == epoch
+        waited = rank.steps.exposed.get(Category.wait)
+        if waited is not None and rank.has_steps and of_epoch.any():
+            first += float(waited[of_epoch][0])
+            whole += float(waited[of_epoch].sum())
+    return first / whole if whole else 0.0
+
+
 def _side_by_side(analysis: Analysis) -> str:
-    few, many = analysis.reading[0], analysis.reading[-1]
+    few, *_, many = seen_at_once(analysis.reading)
     return (
         f"{many.num_reads} reads at once bring {shown_nbytes(many.rate)}/s, "
         f"{few.num_reads} {shown_nbytes(few.rate)}/s"

@@ -27,8 +27,8 @@ def to_html(reports: Sequence[Report]) -> str:
     parts = [*_runs(reports)] if len(reports) > 1 else []
     for number, report in enumerate(reports):
         parts += _run(report, number, named=len(reports) > 1)
-    # A page ends a script at "</", wherever that is.
-    packed = json.dumps(content, separators=(",", ":")).replace("</", "<\\/")
+    # No "<" of a name may end the script, or begin another one.
+    packed = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
     parts.append(f'<script type="application/json" id="trace-data">{packed}</script>')
     script, style = _shipped("report.js"), _shipped("report.css")
     return document(f"Trace of {title}", "\n".join(parts), style=style, script=script)
