@@ -12,7 +12,7 @@ from hyperslab.pages import document, header_row, shown_seconds, shown_share, ta
 from hyperslab.partial import shown_nbytes
 from hyperslab.trace.analysis.lanes import COLOURS
 from hyperslab.trace.analysis.page.content import run_content
-from hyperslab.trace.analysis.runs import RUN_COLUMNS, lines_of_runs, run_row
+from hyperslab.trace.analysis.runs import RUN_COLUMNS, lines_of_runs, run_row, runs_verdict
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report
@@ -167,6 +167,8 @@ def _reads(report: Report) -> Iterator[str]:
 
 def _runs(reports: Sequence[Report]) -> Iterator[str]:
     rows = (table_row(run_row(report), 2) for report in reports)
+    if words := runs_verdict(reports):
+        yield f'<p class="answer">{escape(words)}</p>'
     yield "<h2>All runs</h2>"
     yield _table(RUN_COLUMNS, rows, words=RUN_COLUMNS[:2])
     lines = lines_of_runs(reports)
