@@ -60,7 +60,11 @@ def shown_seconds(seconds: float) -> str:
 
     >>> shown_seconds(0.00811), shown_seconds(2.5), shown_seconds(3e-6), shown_seconds(0)
     ('8.11 ms', '2.5 s', '3 µs', '0 s')
+    >>> shown_seconds(7503.2)
+    '7,503 s'
     """
+    if seconds >= 1000:
+        return f"{seconds:,.0f} s"
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1 or not seconds:
             return f"{seconds * factor:.3g} {unit}"

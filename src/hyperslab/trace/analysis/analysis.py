@@ -18,6 +18,7 @@ from hyperslab.trace.analysis.loop import READERS, Rank, Step, ranks_of
 from hyperslab.trace.span import Category, Process, Thread, Trace
 
 SECOND = 1e9
+_NO_TIMES: Times = np.empty(0, np.int64)
 IO = (*READERS, Category.wait)
 """What a loop that waits for samples waits for."""
 NETWORK = (Category.halo, Category.all_reduce, Category.exchange)
@@ -161,7 +162,9 @@ def analyse(trace: Trace) -> Analysis:
     for rank in ranks_of(trace):
         attribution = attribute(rank)
         report = _rank_report(rank, attribution, columns)
-        iteration = iteration or choose_iteration(report.step_list, has_steps=rank.has_steps)
+        iteration = iteration or choose_iteration(
+            report.step_list, num_ranks, has_steps=rank.has_steps
+        )
         if iteration is not None:
             iteration.ranks.append(rows_of(rank, attribution, iteration))
         ranks.append(report)
@@ -257,12 +260,19 @@ class _Amounts:
     def __init__(self, rank: Rank, windows: list[Intervals]) -> None:
         num = len(windows) + 1
         place = np.full(len(rank.starts), num - 1)
-        told = rank.spans["epoch"]
-        for i, (number, window) in enumerate(zip(rank.epochs, windows, strict=True)):
-            place[told == number] = i
-            at = np.searchsorted(window.starts, rank.starts, side="right") - 1
-            began = (at >= 0) & (rank.starts < window.stops[np.maximum(at, 0)])
-            place[(told < 0) & began] = i
+        owners = np.repeat(np.arange(len(windows)), [len(each) for each in windows])
+        starts = np.concatenate([_NO_TIMES, *(each.starts for each in windows)])
+        stops = np.concatenate([_NO_TIMES, *(each.stops for each in windows)])
+        order = np.argsort(starts)
+        at = np.searchsorted(starts[order], rank.starts, side="right") - 1
+        began = at >= 0
+        began[began] = rank.starts[began] < stops[order][at[began]]
+        place[began] = owners[order][at[began]]
+        numbers, told = np.array([*rank.epochs], np.int64), rank.spans["epoch"]
+        if len(numbers):
+            at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
+            known = numbers[at] == told
+            place[known] = at[known]
         self.nbytes = self._sums(rank, place, num, rank.spans["nbytes"])
         self.thread_seconds = self._sums(rank, place, num, rank.stops - rank.starts) / SECOND
 
@@ -362,11 +372,13 @@ def _reading(rank: Rank) -> NDArray[np.float64]:
     by_time = np.minimum(np.searchsorted(stops, middles), len(steps) - 1)
     of_epoch = np.array([step.epoch for step in steps], np.int64)
     by_epoch = np.where(epochs >= 0, epochs, of_epoch[by_time])
-    for number in np.unique(of_epoch):
-        # Readers run ahead: the work of an epoch is spread evenly over its steps.
-        places = np.flatnonzero(of_epoch == number)
-        found[places] = seconds[by_epoch == number].sum() / len(places)
-    return found
+    # Readers run ahead: the work of an epoch is spread evenly over its steps.
+    numbers, step_of, counts = np.unique(of_epoch, return_inverse=True, return_counts=True)
+    at = np.minimum(np.searchsorted(numbers, by_epoch), len(numbers) - 1)
+    known = numbers[at] == by_epoch
+    sums = np.bincount(at[known], weights=seconds[known], minlength=len(numbers))
+    shares: NDArray[np.float64] = (sums / counts)[step_of]
+    return shares
 
 
 def _notes(trace: Trace, ranks: list[RankReport]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,9 +26,9 @@ ROWS = (
 )
 ALWAYS = (Category.compute, Category.halo, Category.all_reduce)
 MOST_PIECES = 400
-"""Of a row."""
-MOST_NAMED = 1500
-"""Spans whose names are kept, of a rank."""
+"""Of a row without names."""
+MOST_NAMED, LEAST_NAMED, ALL_NAMED = 1500, 40, 100_000
+"""Spans of a row whose names are kept: of all rows so many together."""
 
 
 class Piece(NamedTuple):
@@ -69,10 +69,11 @@ class Iteration:
     number: int
     start: int
     stop: int
+    most_named: int = MOST_NAMED
     ranks: list[RankRows] = field(default_factory=list)
 
 
-def choose_iteration(steps: Sequence[Step], *, has_steps: bool) -> Iteration | None:
+def choose_iteration(steps: Sequence[Step], num_ranks: int, *, has_steps: bool) -> Iteration | None:
     """The step of the last epoch with several whose length is in the middle."""
     if not has_steps or not steps:
         return None
@@ -84,7 +85,8 @@ def choose_iteration(steps: Sequence[Step], *, has_steps: bool) -> Iteration | N
         (step for step in steps if step.epoch == usual[-1]), key=lambda each: each.stop - each.start
     )
     chosen = among[len(among) // 2]
-    return Iteration(chosen.epoch, chosen.number, chosen.start, chosen.stop)
+    most = max(LEAST_NAMED, min(MOST_NAMED, ALL_NAMED // (len(ROWS) * num_ranks)))
+    return Iteration(chosen.epoch, chosen.number, chosen.start, chosen.stop, most)
 
 
 def rows_of(rank: Rank, attribution: Attribution, iteration: Iteration) -> RankRows:
@@ -101,7 +103,7 @@ def rows_of(rank: Rank, attribution: Attribution, iteration: Iteration) -> RankR
         if not len(busy) and category not in ALWAYS:
             continue
         given = attribution.exposed.get(category, Intervals()).clipped(start, stop)
-        pieces = _pieces(rank, category, busy, iteration.start, (start, stop))
+        pieces = _pieces(rank, category, busy, iteration, (start, stop))
         rows.append(Row(category, pieces, busy.total / 1e9, given.total / 1e9))
     return RankRows(
         rank=rank.rank,
@@ -113,26 +115,38 @@ def rows_of(rank: Rank, attribution: Attribution, iteration: Iteration) -> RankR
 
 
 def _pieces(
-    rank: Rank, category: Category, busy: Intervals, origin: int, window: tuple[int, int]
+    rank: Rank,
+    category: Category,
+    busy: Intervals,
+    iteration: Iteration,
+    window: tuple[int, int],
 ) -> list[Piece]:
     """Spans with their names where these are few and apart, else what they cover."""
     start, stop = window
+    origin, most = iteration.start, iteration.most_named
     among = rank.categories == category
     on_device = among & rank.on_device
     chosen = on_device if on_device.any() else among
     where = np.flatnonzero(chosen & (rank.starts < stop) & (rank.stops > start))
-    if 0 < len(where) <= MOST_NAMED:
-        names, strings = rank.spans[where], rank.trace.strings
+    if 0 < len(where) <= most:
         return [
-            Piece(
-                (max(int(rank.starts[i]), start) - origin) / 1e9,
-                (min(int(rank.stops[i]), stop) - max(int(rank.starts[i]), start)) / 1e9,
-                " ".join(filter(None, (strings[span["name"]], strings[span["layer"]]))),
-            )
-            for i, span in zip(where.tolist(), names, strict=True)
+            Piece((begin - origin) / 1e9, (end - begin) / 1e9, _name_of(rank, i))
+            for i in where.tolist()
+            for begin, end in _parts(rank, i, busy)
         ]
-    few = busy.coarse(MOST_PIECES)
+    few = busy.coarse(min(MOST_PIECES, most))
     return [
         Piece((begin - origin) / 1e9, (end - begin) / 1e9)
         for begin, end in zip(few.starts.tolist(), few.stops.tolist(), strict=True)
     ]
+
+
+def _parts(rank: Rank, span: int, busy: Intervals) -> Iterator[tuple[int, int]]:
+    """A pass without the waiting in it, for one."""
+    found = busy.clipped(int(rank.starts[span]), int(rank.stops[span]))
+    return zip(found.starts.tolist(), found.stops.tolist(), strict=True)
+
+
+def _name_of(rank: Rank, span: int) -> str:
+    strings, of = rank.trace.strings, rank.spans[span]
+    return " ".join(filter(None, (strings[of["name"]], strings[of["layer"]])))

@@ -106,11 +106,10 @@ class Rank:
         of_loop = is_numbered & ~np.isin(self.categories, (*READERS, Category.delay))
         base = of_loop if of_loop.any() else is_numbered
         found, reached = {}, np.iinfo(np.int64).min
-        where = np.flatnonzero(base)
-        for number, of in grouped(numbers[where]):
-            start = int(self.starts[is_numbered & (numbers == number)].min())
-            stop = int(self.stops[where[of]].max())
-            start = max(start, reached)
+        firsts = _extremes(numbers[is_numbered], self.starts[is_numbered], np.minimum)
+        lasts = _extremes(numbers[base], self.stops[base], np.maximum)
+        for number, stop in lasts.items():
+            start = max(firsts[number], reached)
             reached = max(stop, reached)
             found[number] = Intervals.of(np.array([start]), np.array([stop]))
         return found
@@ -140,14 +139,24 @@ class Rank:
         told = (self.categories == Category.step) & ~self.on_device
         if told.any():
             return np.unique(self.stops[told])
-        where = np.flatnonzero((self.spans["step"] >= 0) & self.on_loop)
-        ends = [int(self.stops[where[of]].max()) for _, of in grouped(self.spans["step"][where])]
-        return np.unique(np.array(ends, np.int64))
+        numbered = (self.spans["step"] >= 0) & self.on_loop
+        ends = _extremes(self.spans["step"][numbered], self.stops[numbered], np.maximum)
+        return np.unique(np.array([*ends.values()], np.int64))
 
     def edges(self) -> tuple[Times, Times]:
         """The starts and the stops of ``steps``."""
         starts = np.array([step.start for step in self.steps], np.int64)
         return starts, np.array([step.stop for step in self.steps], np.int64)
+
+
+def _extremes(numbers: NDArray[Any], times: Times, extreme: np.ufunc) -> dict[int, int]:
+    """The least or the largest time of each number, by numbers."""
+    if not len(numbers):
+        return {}
+    order = np.argsort(numbers, kind="stable")
+    firsts = np.flatnonzero(np.diff(numbers[order], prepend=numbers[order][0] - 1))
+    found = extreme.reduceat(times[order], firsts)
+    return dict(zip(numbers[order][firsts].tolist(), found.tolist(), strict=True))
 
 
 def ranks_of(trace: Trace) -> Iterator[Rank]:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 from hyperslab.pages import document, header_row, shown_seconds, shown_share, table_row
 from hyperslab.partial import shown_nbytes
 from hyperslab.trace.analysis.lanes import COLOURS
-from hyperslab.trace.analysis.page.content import run_content
-from hyperslab.trace.analysis.runs import RUN_COLUMNS, lines_of_runs, run_row
+from hyperslab.trace.analysis.page.content import (
+    MOST_RANKS_OF_ITERATION,
+    epochs_of_ranks,
+    run_content,
+)
+from hyperslab.trace.analysis.runs import RUN_COLUMNS, lines_of_runs, run_row, runs_verdict
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report
@@ -48,7 +52,7 @@ def _run(report: Report, number: int, *, named: bool) -> Iterator[str]:
         f'<p class="faint">{report.num_ranks} ranks, {analysis.num_spans:,} spans, '
         f"{shown_seconds((analysis.stop - analysis.start) / 1e9)}.</p>"
     )
-    yield from _notes(analysis.notes)
+    yield from _notes([*analysis.notes, *_left_out(report)])
     yield '<p class="sticky"><label>Rank <select class="rank"></select></label></p>'
     yield "<h2>Where the time of epochs goes</h2>"
     yield (
@@ -72,6 +76,15 @@ def _run(report: Report, number: int, *, named: bool) -> Iterator[str]:
     yield "<h2>I/O and compute by thread</h2>"
     yield _table(("rank", "thread", "I/O", "compute", "time"), [], "threads", ("thread", "time"))
     yield "</section>"
+
+
+def _left_out(report: Report) -> Iterator[str]:
+    """What a page has no room for."""
+    num = epochs_of_ranks(report)
+    if len(report.analysis.epochs) > num:
+        yield f"of single ranks this page shows the first {num} epochs; --json has all"
+    if report.analysis.iteration and report.num_ranks > MOST_RANKS_OF_ITERATION:
+        yield f"of the iteration this page shows {MOST_RANKS_OF_ITERATION} ranks"
 
 
 def _notes(notes: Sequence[str]) -> Iterator[str]:
@@ -167,6 +180,8 @@ def _reads(report: Report) -> Iterator[str]:
 
 def _runs(reports: Sequence[Report]) -> Iterator[str]:
     rows = (table_row(run_row(report), 2) for report in reports)
+    if words := runs_verdict(reports):
+        yield f'<p class="answer">{escape(words)}</p>'
     yield "<h2>All runs</h2>"
     yield _table(RUN_COLUMNS, rows, words=RUN_COLUMNS[:2])
     lines = lines_of_runs(reports)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 TICKS = 10**8
 """Into which the time of a run is divided; a picture needs no more."""
 MOST_RANKS_OF_ITERATION = 64
+MOST_EPOCHS_OF_RANKS = 4000
+"""Of all ranks together; means over ranks are there of all epochs."""
 MOST_MARKS = 500
 
 
@@ -42,7 +44,9 @@ def run_content(report: Report) -> dict[str, Any]:
             "outside": _period(analysis.outside),
             "total": _period(analysis.total),
         },
-        "ranks": [_rank(rank, analysis.start, tick) for rank in analysis.ranks],
+        "ranks": [
+            _rank(rank, analysis.start, tick, epochs_of_ranks(report)) for rank in analysis.ranks
+        ],
         "bandwidth": {
             "total": _series(analysis.bandwidth.total),
             "ranks": {
@@ -53,11 +57,16 @@ def run_content(report: Report) -> dict[str, Any]:
     }
 
 
-def _rank(rank: RankReport, start: int, tick: int) -> dict[str, Any]:
+def epochs_of_ranks(report: Report) -> int:
+    """How many epochs are told of each rank."""
+    return max(1, MOST_EPOCHS_OF_RANKS // max(1, report.num_ranks))
+
+
+def _rank(rank: RankReport, start: int, tick: int, num_epochs: int) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "host": rank.processes[0].host if rank.processes else "",
-        "epochs": _epochs(rank.epochs),
+        "epochs": _epochs(dict([*rank.epochs.items()][:num_epochs])),
         "outside": _period(rank.outside),
         "total": _period(rank.total),
         "exposed": {c.name: _lane(lane, start, tick) for c, lane in rank.exposed.items()},

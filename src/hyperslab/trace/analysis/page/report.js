@@ -405,7 +405,7 @@ function showRun(run, section) {
       ? [...periods.epochs, periods.outside] : periods.epochs);
     const which = epochSelect.value;
     showTable(which === "total" ? periods.total : which === "outside" ? periods.outside
-      : periods.epochs.find((each) => String(each.epoch) === which) || periods.total);
+      : periods.epochs.find((each) => String(each.epoch) === which) || { seconds: 0, categories: {} });
     showThreads(ranks);
     lines.series = (all ? null : run.bandwidth.ranks[chosen]) || run.bandwidth.total;
     timeline.rows = ranks.length === 1 ? rowsOf(ranks[0]) : ranks.map((rank) => rowsOf(rank)[0]);
