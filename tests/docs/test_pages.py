@@ -20,6 +20,9 @@ PAGES = {
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
     "security.md": [],
     "speed.md": [],
+    "trace.md": [
+        f"runs/{run}/trace/rank00000.hstrace" for run in ("traced", "mine", "spans", "others")
+    ],
     "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
 }
 """What running each of them leaves behind."""
@@ -69,6 +72,7 @@ def run_console(run_python, text, folder):
         "plan.md",
         "security.md",
         "speed.md",
+        pytest.param("trace.md", marks=pytest.mark.slow),
         pytest.param("quickstart.md", marks=pytest.mark.slow),
         pytest.param("your-own.md", marks=pytest.mark.slow),
     ],
