@@ -26,7 +26,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 SCRIPTS = ("overhead", "halo_conv", "read", "parallel_read", "loader", "store", "trace")
-SCRIPTS = ("overhead", "halo_conv", "read", "parallel_read", "loader", "store", "trace_report")
+SCRIPTS += ("trace_report",)
 GPU_SCRIPTS = ("gpu_step",)
 TABLE_WIDTH = 124
 
