@@ -327,6 +327,10 @@ def test_programs_and_what_is_no_file_are_left_out(tmp_path, python):
         import json, os, sqlite3, socket
         os.chdir({str(tmp_path)!r})
         open("module.py", "w").write("x = 1")
+        os.mkdir("bin")
+        open("bin/script", "w").write("x = 1")
+        os.chmod("bin/script", 0o755)
+        open("bin/script").read()
         open("module.py").read()
         open("/proc/self/status").read()
         open("/dev/zero", "rb").read(10)
