@@ -60,17 +60,17 @@ MUTANTS = [
         "a full disk counts as a bad sample",
     ),
     Mutant(
-        "io/partial.py",
+        "partial.py",
         "            os.fsync(fd)\n            path.replace(target)\n",
         "            path.replace(target)\n",
-        "io/test_partial.py",
+        "test_partial.py",
         "a file gets its name before its bytes are on the disk",
     ),
     Mutant(
-        "io/partial.py",
+        "partial.py",
         "        is_free = _try_lock(fd)\n",
         "        is_free = True\n",
-        "io/test_partial.py",
+        "test_partial.py",
         "files of writers at work are removed as leftovers",
     ),
     Mutant(

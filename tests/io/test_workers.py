@@ -7,7 +7,7 @@ import time
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from hyperslab.io.partial import partial_file
+from hyperslab.partial import partial_file
 from hyperslab.io.workers import worker_processes
 
 def write(path):

@@ -1,7 +1,5 @@
 import json
 import re
-import shutil
-import subprocess
 
 import pytest
 
@@ -9,8 +7,7 @@ import hyperslab as hs
 from hyperslab.planner.curves import draw_curves
 from hyperslab.planner.page import to_html
 from hyperslab.planner.report import rows_of, to_dict, to_text
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+from hyperslab.testing.browser import CHROMIUM, brightness_of, browse, colours_of, screenshot
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +61,7 @@ def test_json_without_an_answer():
 
 def test_curves_are_a_picture(found, tmp_path):
     draw_curves(found, tmp_path / "curves.png")
-    width, height, pixels = read_png(tmp_path / "curves.png")
-    assert width > height > 300
-    assert len({*pixels}) > 20
+    assert len({*colours_of(tmp_path / "curves.png")}) > 20
 
 
 def test_the_page_needs_nothing_but_itself(found):
@@ -82,34 +77,11 @@ def test_the_page_needs_nothing_but_itself(found):
 def test_the_page_in_a_browser_in_light_and_dark(found, tmp_path):
     page = tmp_path / "plan.html"
     page.write_text(to_html(found))
-    brightness = []
-    for scheme in (1, 0):
-        picture = tmp_path / f"{scheme}.png"
-        browse(page, f"--screenshot={picture}", f"--blink-settings=preferredColorScheme={scheme}")
-        width, _, pixels = read_png(picture)
-        assert width == 900
-        assert len({*pixels}) > 50
-        brightness.append(sum(map(sum, pixels)) / len(pixels) / 3)
-    assert brightness[0] > 200
-    assert brightness[1] < 80
-    dom = browse(page, "--dump-dom")
+    for dark in (False, True):
+        picture = tmp_path / f"{dark}.png"
+        assert screenshot(page, picture, dark=dark).console == []
+        assert len({*colours_of(picture)}) > 50
+        assert brightness_of(picture) < 80 if dark else brightness_of(picture) > 200
+    dom = browse(page, "--dump-dom").dom
     assert dom.count("<polyline") == 4
     assert dom.count("</tr>") == to_html(found).count("</tr>")
-
-
-def browse(page, *arguments):
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=900,1200"]
-    done = subprocess.run(
-        [*command, *arguments, page.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def read_png(path):
-    """Width, height, and the colours of every 97th pixel, of an 8-bit PNG."""
-    from matplotlib.image import imread
-
-    pixels = (imread(path)[..., :3] * 255).astype(int)
-    height, width, _ = pixels.shape
-    return width, height, [tuple(each) for each in pixels.reshape(-1, 3)[::97].tolist()]

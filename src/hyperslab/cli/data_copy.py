@@ -20,13 +20,13 @@ from hyperslab.cli.machine import find_machine
 from hyperslab.cli.output import print_result, progress_bar, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import rank_boxes
-from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.repack.plan import COMPRESSIONS
 from hyperslab.io.repack.run import RepackReport, repack as repack_data
 from hyperslab.io.spec import check_cuts, shown_shape
 from hyperslab.io.stage import StageReport, stage as stage_data
 from hyperslab.io.stage.run import THREADS
 from hyperslab.layout import Grid
+from hyperslab.partial import shown_nbytes
 
 # Rewriting to HDF5 files whose chunks fit the ranks' boxes
 

@@ -29,9 +29,9 @@ from hyperslab.io.info import (
 from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays
 from hyperslab.io.info.reads import RankReads, find_trouble
 from hyperslab.io.opening import find_files
-from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.spec import READINGS, shown_shape
 from hyperslab.layout import Grid
+from hyperslab.partial import shown_nbytes
 
 MAX_ROWS = 16
 MAX_CHANNELS = 8

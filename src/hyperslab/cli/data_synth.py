@@ -14,8 +14,8 @@ from hyperslab.cli.data_options import JSON, Decorator
 from hyperslab.cli.machine import Machine, find_machine
 from hyperslab.cli.output import counted, progress_bar
 from hyperslab.errors import ConfigError
-from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.spec import shown_shape
+from hyperslab.partial import shown_nbytes
 from hyperslab.synth import (
     Climate,
     Collisions,

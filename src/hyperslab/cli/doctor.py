@@ -22,7 +22,7 @@ from hyperslab.cli.machine import Machine, find_gpus, find_machine
 from hyperslab.cli.output import print_result, two_columns
 from hyperslab.cli.selftest import Check, run_selftest
 from hyperslab.errors import ConfigError, HyperslabError
-from hyperslab.io.partial import shown_nbytes
+from hyperslab.partial import shown_nbytes
 
 if TYPE_CHECKING:  # it loads torch
     from hyperslab.comm.launch import Launch

@@ -12,7 +12,7 @@ from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from hyperslab.io.partial import remove_leftovers, remove_open
+from hyperslab.partial import remove_leftovers, remove_open
 
 SubmitAll = Callable[[Callable[[Any], Any], Iterable[Any]], list[Future[Any]]]
 """Has a function called with each of some arguments, by whichever process is free."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hyperslab.errors import ConfigError
 from hyperslab.io.info.pictures import BLUE, ORANGE
-from hyperslab.io.partial import write_file
+from hyperslab.partial import write_file
 from hyperslab.planner.report import samples
 from hyperslab.planner.scaling import Point, strong_scaling, weak_scaling
 from hyperslab.planner.search import Found

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from hyperslab.io.partial import shown_nbytes, write_file
+from hyperslab.pages import (
+    document,
+    header_row,
+    shown_rate,
+    shown_seconds,
+    shown_share,
+    table_row,
+)
+from hyperslab.partial import shown_nbytes, write_file
 from hyperslab.planner.report import (
     LAYER_COLUMNS,
     MOST_ROWS,
@@ -17,37 +25,18 @@ from hyperslab.planner.report import (
     samples,
     sentence,
     shares_of,
-    shown_rate,
-    shown_seconds,
-    shown_share,
     usage,
 )
 from hyperslab.planner.scaling import Point, strong_scaling, weak_scaling
 from hyperslab.planner.search import Candidate, Found
 
 STYLE = """
-:root { color-scheme: light dark; --ground: #fbfcfd; --ink: #1d2733; --faint: #5c6b7a;
-  --line: #dde3ea; --strong: #2a6f97; --weak: #d1603d; }
-@media (prefers-color-scheme: dark) { :root { --ground: #12181f; --ink: #e3e9ef; --faint: #93a1b0;
-  --line: #2c3743; --strong: #62b0dc; --weak: #f0936f; } }
-body { background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 70rem; margin: 2rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
-.answer { font-size: 1.1rem; border-left: 4px solid var(--strong); padding-left: 1rem; }
-.faint { color: var(--faint); } pre { white-space: pre-wrap; padding: .8rem 1rem;
-  border: 1px solid var(--line); border-radius: 6px; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; } td.number, th.number { text-align: right; white-space: nowrap; }
 td:first-child { min-width: 11rem; }
-.time { width: 14rem; min-width: 8rem; }
-.bar { display: flex; height: 1.1rem; border-radius: 3px; overflow: hidden; }
-.key span { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
-  margin: 0 .35rem 0 1rem; } .kernels { background: #2a6f97; } .recompute { background: #7b2cbf; }
+.kernels { background: #2a6f97; } .recompute { background: #7b2cbf; }
 .halos { background: #d1603d; } .reductions { background: #e9c46a; }
 .recuts { background: #48cae4; } .gradients { background: #4c956c; }
 .optimizer { background: #90be6d; } .host { background: #f28482; } .slowest { background: #6d597a; }
-.data { background: #8d99ae; } .charts { display: flex; flex-wrap: wrap; gap: 2rem; }
+.data { background: #8d99ae; }
 svg { flex: 1 1 26rem; max-width: 36rem; height: auto; }
 svg text { fill: var(--faint); font-size: 12px; }
 svg .title { fill: var(--ink); font-size: 13px; } svg line { stroke: var(--line); }
@@ -63,15 +52,9 @@ def write_page(found: Found, path: Path, most: int = MOST_ROWS) -> None:
 
 
 def to_html(found: Found, most: int = MOST_ROWS) -> str:
-    name = escape(f"{found.job.network.name} on {found.gpus} x {found.machine.gpu}")
+    title = f"{found.job.network.name} on {found.gpus} x {found.machine.gpu}"
     parts = [*_answer(found), *_meshes(found, most), *_scaling(found), *_layers(found.best)]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{name}</title><style>{STYLE}</style></head>\n"
-        f"<body><h1>{name}</h1>\n{body}\n</body></html>\n"
-    )
+    return document(title, "\n".join(parts), style=STYLE)
 
 
 def _answer(found: Found) -> Iterator[str]:
@@ -99,7 +82,7 @@ def _meshes(found: Found, most: int) -> Iterator[str]:
     key = "".join(f'<span class="{name}"></span>{name}' for name in names)
     yield f'<p class="key faint">Where the time goes:{key}</p>'
     columns = ["mesh", *_NUMBERS, "time"]
-    yield f'<div class="wide"><table><thead>{_row(columns, "th")}</thead><tbody>'
+    yield f'<div class="wide"><table><thead>{header_row(columns, _WORDS)}</thead><tbody>'
     for candidate, alike in rows:
         yield _mesh_row(found, candidate, alike, candidate.step_seconds / longest)
     yield "</tbody></table></div>"
@@ -130,15 +113,6 @@ def _bar(candidate: Candidate, width: float) -> str:
         if share
     )
     return f'<div class="bar" style="width:{width:.1%}">{parts}</div>'
-
-
-def _row(cells: Iterable[str], tag: str = "td") -> str:
-    """The first cells are words."""
-    made = (
-        f"<{tag}{'' if name in _WORDS else ' class=number'}>{escape(name)}</{tag}>"
-        for name in cells
-    )
-    return f"<tr>{''.join(made)}</tr>"
 
 
 _WORDS = ("mesh", "time", *LAYER_COLUMNS[:3])
@@ -233,10 +207,7 @@ def _layers(best: Candidate) -> Iterator[str]:
         f"<details><summary>{len(best.cost.layers)} operators of the best mesh; of an exchange, "
         "what kernels do not hide is waited for</summary>"
     )
-    yield f'<div class="wide"><table><thead>{_row(LAYER_COLUMNS, "th")}</thead><tbody>'
+    yield f'<div class="wide"><table><thead>{header_row(LAYER_COLUMNS, _WORDS)}</thead><tbody>'
     for layer in best.cost.layers:
-        words, numbers = layer_row(layer)[:3], layer_row(layer)[3:]
-        cells = "".join(f"<td>{escape(each)}</td>" for each in words)
-        cells += "".join(f'<td class="number">{each}</td>' for each in numbers)
-        yield f"<tr>{cells}</tr>"
+        yield table_row(layer_row(layer), 3)
     yield "</tbody></table></div></details>"

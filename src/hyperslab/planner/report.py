@@ -10,7 +10,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hyperslab.io.partial import shown_nbytes
+from hyperslab.pages import shown_rate, shown_seconds, shown_share
+from hyperslab.partial import shown_nbytes
 from hyperslab.planner.cost import LayerCost
 from hyperslab.planner.scaling import Run, fewest_gpus, largest_batch
 from hyperslab.planner.search import Candidate, Found
@@ -83,26 +84,6 @@ def run_sentence(run: Run, num_samples: int, epochs: int) -> str:
 
 def samples(num: int) -> str:
     return f"{num} sample{'s' * (num > 1)}"
-
-
-def shown_seconds(seconds: float) -> str:
-    """With its unit.
-
-    >>> shown_seconds(0.00811), shown_seconds(2.5), shown_seconds(3e-6)
-    ('8.11 ms', '2.5 s', '3 µs')
-    """
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def shown_rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def shown_share(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else f"{share:.1%}"
 
 
 def shown_parts(candidate: Candidate) -> str:

@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
-from hyperslab.io.partial import check_capacity, make_folder, partial_file, remove_leftovers
 from hyperslab.io.spec import shown_shape
 from hyperslab.io.workers import worker_processes
+from hyperslab.partial import check_capacity, make_folder, partial_file, remove_leftovers
 
 # HDF5 files that are there whole or not at all, and say what they were made with
 

@@ -20,12 +20,13 @@ from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
+from hyperslab.pages import shown_seconds
 from hyperslab.planner.cost import KernelTimes
 from hyperslab.planner.machine import Machine
 from hyperslab.planner.memory import STATES
 from hyperslab.planner.planning import machine_at_hand, make_job
 from hyperslab.planner.read_network import read_network
-from hyperslab.planner.report import rows_of, shown_parts, shown_seconds
+from hyperslab.planner.report import rows_of, shown_parts
 from hyperslab.planner.search import Candidate, Found, search
 from hyperslab.train.config import Config, MeshConfig
 from hyperslab.train.model import build_without_values

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hyperslab.errors import FormatError
-from hyperslab.io.partial import explained_writing, sync, write_file
+from hyperslab.partial import explained_writing, sync, write_file
 from hyperslab.train.checkpoint_state import TENSOR, Tree, leaves
 
 MANIFEST = "manifest.json"

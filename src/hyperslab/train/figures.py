@@ -14,7 +14,7 @@ import numpy as np
 
 from hyperslab.errors import FormatError
 from hyperslab.io.info.pictures import BLUE, GREEN, ORANGE, count_whole
-from hyperslab.io.partial import make_folder, write_file
+from hyperslab.partial import make_folder, write_file
 from hyperslab.train.metrics import Floats, Labels, auc, roc
 from hyperslab.train.recorder import Line, read_log
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyperslab.errors import FormatError
-from hyperslab.io.partial import partial_file
+from hyperslab.partial import partial_file
 
 SHARD_NBYTES = 5 << 30
 """Tensors of more bytes than this together go to several files."""

@@ -10,11 +10,11 @@ from hyperslab.io.dataset import Dataset, rank_boxes
 from hyperslab.io.engine.box_copy import DIRECT_NBYTES
 from hyperslab.io.engine.read_ahead import GAP_NBYTES
 from hyperslab.io.info.describe import nbytes_of
-from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import check_cuts, shown_shape
 from hyperslab.io.tiled import TiledArray, untiled
 from hyperslab.layout import Box, Grid
+from hyperslab.partial import shown_nbytes
 
 MAX_AMPLIFICATION = 1.25
 SMALL_NBYTES = 16 << 10

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.info.pictures import Picture, draw_picture, finite_of, has_long_tail
-from hyperslab.io.partial import explained_writing
 from hyperslab.io.spec import AXIS_OF, ArraySpec, shown_shape
 from hyperslab.layout import Box, Span
+from hyperslab.partial import explained_writing
 
 MAX_EXTENT = 4096
 """Of a slice: more is neither needed for its statistics, nor can it be seen in a picture."""

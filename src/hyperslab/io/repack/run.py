@@ -20,7 +20,6 @@ from hyperslab.errors import ConfigError, check_choice
 from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
-from hyperslab.io.partial import WriteError, check_capacity, make_folder, partials, remove_leftovers
 from hyperslab.io.repack.plan import (
     COMPRESSIONS,
     ArrayPlan,
@@ -31,6 +30,7 @@ from hyperslab.io.repack.plan import (
 from hyperslab.io.repack.write import Done, Job, is_done, repack_file
 from hyperslab.io.workers import worker_processes
 from hyperslab.layout import Box, Grid, Span
+from hyperslab.partial import WriteError, check_capacity, make_folder, partials, remove_leftovers
 
 NUM_CHUNKS = 4
 """Compressed to estimate how small all will be."""

@@ -20,10 +20,10 @@ from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import explained
 from hyperslab.io.engine.tiles import grain_of, tiles
 from hyperslab.io.opening import open as open_data
-from hyperslab.io.partial import WriteError, partial_file
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.repack.plan import ArrayPlan, filter_options, sample_words
 from hyperslab.layout import Box
+from hyperslab.partial import WriteError, partial_file
 
 TILE_NBYTES = 64 << 20
 """Held in memory at a time, or one chunk of the source where that is more."""

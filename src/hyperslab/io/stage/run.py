@@ -19,15 +19,6 @@ from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import DataFile, explained
 from hyperslab.io.engine.tiles import grain_of, runs, tiles
-from hyperslab.io.partial import (
-    WriteError,
-    check_capacity,
-    explained_writing,
-    make_folder,
-    partial_file,
-    partial_nbytes,
-    remove_leftovers,
-)
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.unit import (
@@ -42,6 +33,16 @@ from hyperslab.io.stage.unit import (
     write_record,
 )
 from hyperslab.layout import Box, Span
+from hyperslab.partial import (
+    WriteError,
+    check_capacity,
+    explained_writing,
+    make_folder,
+    partial_file,
+    partial_nbytes,
+    remove_leftovers,
+)
+from hyperslab.trace import Category, active
 
 THREADS = 8
 """Files staged at once: a shared file system answers many requests faster than one."""
@@ -151,7 +152,7 @@ def _stage_all(
 ) -> dict[str, str]:
     failed: dict[str, str] = {}
     with ThreadPoolExecutor(threads, "hyperslab-stage") as pool:
-        work = {pool.submit(_stage_unit, dataset, unit, folder, meter): unit for unit in units}
+        work = {pool.submit(_traced, dataset, unit, folder, meter): unit for unit in units}
         try:
             for future in as_completed(work):
                 try:
@@ -165,6 +166,11 @@ def _stage_all(
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def _traced(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:
+    with active.around(Category.stage, str(unit.path), unit.disk_nbytes):
+        _stage_unit(dataset, unit, folder, meter)
 
 
 def _stage_unit(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:

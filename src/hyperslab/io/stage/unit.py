@@ -17,9 +17,9 @@ from hyperslab.errors import ConfigError
 from hyperslab.io.copying import SourceIdentity, identity_or_absent, is_still
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import DataFile
-from hyperslab.io.partial import write_file
 from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
+from hyperslab.partial import write_file
 
 VERSION = 3
 """Of names and records: what another version staged is staged anew."""

@@ -12,10 +12,10 @@ from torch import nn
 
 from hyperslab.comm.collectives import reduce_min
 from hyperslab.comm.mesh import Mesh
-from hyperslab.io.partial import shown_nbytes
 from hyperslab.nn.depth_first.depth_first import TILE_NUMEL, DepthFirst
 from hyperslab.nn.depth_first.memory_estimate import MemoryEstimate, estimate_memory
 from hyperslab.nn.slab import ONLY_SLABS, Slab, is_slab
+from hyperslab.partial import shown_nbytes
 from hyperslab.torch_private import tree_leaves
 
 _log = logging.getLogger("hyperslab")

@@ -138,4 +138,4 @@ def dist(x: Slab | Tensor, other: Slab | Tensor, p: float = 2) -> Slab | Tensor:
 def normalize(x: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Slab:
     """``x`` divided by its norms along ``dim``, which are at least ``eps``."""
     norms: Any = norm(x, p, dim, True)
-    return x / norms.clamp_min(eps)  # type: ignore[no-any-return, operator]
+    return x / norms.clamp_min(eps)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from hyperslab.errors import FormatError
-from hyperslab.io.partial import (
+from hyperslab.partial import (
     check_capacity,
     explained_writing,
     partial_file,

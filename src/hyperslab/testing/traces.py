@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +79,79 @@ def spans_from(made: Iterable[Made], strings: dict[str, int]) -> NDArray[Any]:
     spans["start"] = [round(each.start * SECOND) for each in made]
     spans["duration"] = [round((each.stop - each.start) * SECOND) for each in made]
     return spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class MadeRun:
+    """A training run whose truth is known: two readers in turn, halos while layers compute.
+
+    Seconds, each of one step of one rank; of reads, of one that follows another.
+    """
+
+    num_ranks: int = 2
+    num_epochs: int = 3
+    num_steps: int = 8
+    num_layers: int = 4
+    read: float = 0.3
+    first_read: float = 0.9
+    """In epoch 0."""
+    layer: float = 0.05
+    copy: float = 0.01
+    reduce: float = 0.02
+    optimizer: float = 0.01
+    checkpoint: float = 0.2
+    """After each epoch."""
+    slowness: float = 1.0
+    """How many times as long as the others the last rank computes."""
+
+    def spans(self) -> list[list[Made]]:
+        """Those of each rank; they meet at the end of every step."""
+        return [self._rank(rank) for rank in range(self.num_ranks)]
+
+    def _rank(self, rank: int) -> list[Made]:
+        made: list[Made] = []
+        slowness = self.slowness if rank == self.num_ranks - 1 else 1.0
+        at = 0.0
+        for epoch in range(self.num_epochs):
+            start = ready = at
+            for step in range(self.num_steps):
+                begun, name = at, f"data/{(7 * step + epoch) % 5}.h5"
+                place: Any = {"epoch": epoch, "step": epoch * self.num_steps + step}
+                seconds = self.first_read if epoch == 0 else self.read
+                of_reader: Any = {"thread": 1 + step % 2, "epoch": epoch, "tier": Tier.file}
+                read = Made(Category.read, ready, ready + seconds, name, nbytes=NBYTES, **of_reader)
+                made.append(read)
+                ready = read.stop
+                if ready > at:
+                    flags = Flag.exposed
+                    made.append(Made(Category.wait, at, ready, "next batch", flags=flags, **place))
+                    at = ready
+                at = self._step(made, at, slowness, place)
+                made.append(Made(Category.step, begun, at, "step", **place))
+            made.append(Made(Category.epoch, start, at, "epoch", epoch=epoch))
+            made.append(Made(Category.checkpoint, at, at + self.checkpoint, "checkpoint"))
+            at += self.checkpoint
+        return made
+
+    def _step(self, made: list[Made], at: float, slowness: float, place: Any) -> float:
+        """What follows once the batch is there; gives when it ends."""
+        made.append(Made(Category.copy, at, at + self.copy, "batch", nbytes=NBYTES, **place))
+        at += self.copy
+        for layer in range(self.num_layers):
+            stop = at + self.layer * slowness
+            of: Any = {"layer": f"conv{layer}", **place}
+            made.append(Made(Category.compute, at, stop, "forward", **of))
+            made.append(Made(Category.halo, at, stop, "halo", thread=4, nbytes=NBYTES // 50, **of))
+            at = stop
+        slowest = self.num_layers * self.layer * (self.slowness if self.num_ranks > 1 else slowness)
+        stop = at + slowest - self.num_layers * self.layer * slowness + self.reduce
+        made.append(Made(Category.all_reduce, at, stop, "sum", flags=Flag.exposed, **place))
+        made.append(Made(Category.optimizer, stop, stop + self.optimizer, "SGD", **place))
+        return stop + self.optimizer
+
+
+NBYTES = 50_000_000
+"""Of a batch in a made-up run."""
 
 
 def write_random_trace(folder: Path, num: int, *, num_ranks: int = 4, num_epochs: int = 5) -> None:

@@ -1,0 +1,1 @@
+"""What a trace tells: what waited for what, in words, tables, pictures and a page."""

@@ -1,0 +1,257 @@
+"""The verdict: what a run waited for, and what would help, in sentences with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hyperslab.pages import shown_seconds, shown_share
+from hyperslab.partial import shown_nbytes
+from hyperslab.trace.analysis.analysis import IO, Analysis, Period
+from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide, seen_at_once
+from hyperslab.trace.analysis.stragglers import Straggler
+from hyperslab.trace.span import Category, Tier
+
+LEAST_SHARE = 0.03
+"""Of an epoch: waiting for less is not worth a word."""
+LEAST_OTHER = 0.15
+MOST_FINDINGS = 4
+NO_GAIN = 0.1
+"""What one more read at once must bring of what the first does, or readers are no help."""
+
+WORDS = {
+    Category.read: "reads",
+    Category.decode: "decoding",
+    Category.stage: "staging",
+    Category.exchange: "samples of other ranks",
+    Category.wait: "batches that no reader worked on",
+    Category.copy: "copies to the device",
+    Category.halo: "halos",
+    Category.all_reduce: "sums over ranks",
+    Category.checkpoint: "checkpoints",
+    Category.evaluation: "evaluation",
+    Category.optimizer: "the optimizer",
+    Category.compute: "computing",
+    Category.user: "spans of its own",
+    Category.other: "what no span tells of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that takes time."""
+
+    text: str
+    seconds: float
+    """Of all epochs."""
+
+
+def verdict(findings: list[Finding]) -> str:
+    return " ".join(finding.text for finding in findings[:MOST_FINDINGS])
+
+
+def find(analysis: Analysis, what_ifs: list[WhatIf], stragglers: list[Straggler]) -> list[Finding]:
+    """What takes time other than computing, the most first; then who is late."""
+    if not analysis.num_spans:
+        return [Finding("Nothing was recorded.", 0.0)]
+    found = [
+        *_samples(analysis, what_ifs),
+        *_messages(analysis, what_ifs),
+        *_others(analysis),
+    ]
+    found.sort(key=lambda each: -each.seconds)
+    late = [_late(each, what_ifs) for each in stragglers[:2]]
+    return [*found, *late] if found or late else [_nothing(analysis)]
+
+
+def _who(analysis: Analysis) -> str:
+    if any(rank.has_device_times for rank in analysis.ranks):
+        return "The GPU" if len(analysis.ranks) == 1 else "GPUs"
+    return "The loop" if len(analysis.ranks) == 1 else "Ranks"
+
+
+def _nothing(analysis: Analysis) -> Finding:
+    share = analysis.total.share(Category.compute)
+    rest = [
+        f"{WORDS[each]} {shown_share(analysis.total.share(each))}"
+        for each in _largest(analysis.total)
+        if each != Category.compute and analysis.total.share(each) >= 0.01
+    ]
+    among = f" ({', '.join(rest[:3])})" if rest else ""
+    return Finding(f"Hardly anything is waited for: {shown_share(share)} is computing{among}.", 0.0)
+
+
+def _largest(period: Period, *among: Category) -> list[Category]:
+    """Categories by what was exposed of them, the most first."""
+    chosen = among or tuple(period.categories)
+    return sorted(chosen, key=lambda each: -period.exposed(each))
+
+
+# Samples
+
+
+def _samples(analysis: Analysis, what_ifs: list[WhatIf]) -> Iterator[Finding]:
+    shares = {number: period.share(*IO) for number, period in analysis.epochs.items()}
+    if not shares or max(shares.values()) < LEAST_SHARE:
+        return
+    worst = max(shares, key=lambda number: (shares[number], -number))
+    others = [share for number, share in shares.items() if number != worst]
+    period = analysis.epochs[worst]
+    first = _largest(period, *IO)[0]
+    alike = bool(others) and min(others) > 0.7 * shares[worst]
+    if alike:
+        period = analysis.total
+        first = _largest(period, *IO)[0]
+        when = "the time"
+    else:
+        when = f"epoch {worst}"
+    text = (
+        f"{_who(analysis)} waited {shown_share(period.share(*IO))} of {when} for "
+        f"{_waited_for(period)} ({shown_seconds(period.exposed(*IO))} of "
+        f"{shown_seconds(period.seconds)})"
+    )
+    if others and not alike:
+        rest = [analysis.epochs[number] for number in shares if number != worst]
+        seconds = sum(each.seconds for each in rest)
+        share = sum(each.exposed(*IO) for each in rest) / seconds if seconds else 0.0
+        which = "later epochs" if worst == min(shares) else "the others"
+        text += f", {shown_share(share)} of {which}"
+    advice = _advice(analysis, first, worst)
+    yield Finding(f"{text}{advice}.{_would(what_ifs, 'io_free')}", analysis.total.exposed(*IO))
+
+
+def _waited_for(period: Period) -> str:
+    """What makes up most of it, with shares where there are several."""
+    whole = period.exposed(*IO)
+    parts = [each for each in _largest(period, *IO) if period.exposed(each) >= 0.1 * whole]
+    if len(parts) == 1:
+        return WORDS[parts[0]]
+    return ", ".join(f"{WORDS[each]} {shown_share(period.share(each))}" for each in parts)
+
+
+def _advice(analysis: Analysis, category: Category, epoch: int) -> str:
+    if category is Category.exchange:
+        return '; shuffle="local" would keep samples where they are'
+    if category is Category.wait:
+        return _about_nobody(analysis, epoch)
+    ways, why_not = [], ""
+    if not all(rank.num_readers for rank in analysis.ranks):
+        ways.append("threads that read ahead of the loop")
+    elif readers := readers_to_hide(analysis, epoch):
+        ways.append(f"{readers} more reader thread{'s' * (readers > 1)} a rank")
+    elif gain_of(analysis.reading) < NO_GAIN:
+        why_not = f"; more reader threads would not help: {_side_by_side(analysis)}"
+    if category is Category.decode:
+        ways.append("lighter compression (hyperslab data repack)")
+    elif _reads_again(analysis):
+        ways.append("store=memory")
+    elif not ways:
+        ways.append("files on the nodes' own disks (hyperslab data stage)")
+    return f"; {' or '.join(ways)} would hide it{why_not}"
+
+
+def _about_nobody(analysis: Analysis, epoch: int) -> str:
+    total = analysis.total
+    if not any(each in total.categories for each in IO if each is not Category.wait):
+        return "; what makes batches was not recorded"
+    if _first_step_share(analysis, epoch) > 0.5:
+        return ", most of it before its first step, while the loader started"
+    return "; readers had nothing to do: a larger prefetch would let them run ahead"
+
+
+def _first_step_share(analysis: Analysis, epoch: int) -> float:
+    """Of the waiting of an epoch for which no reader worked."""
+    first = whole = 0.0
+    for rank in analysis.ranks:
+        of_epoch = rank.steps.epoch == epoch
+        waited = rank.steps.exposed.get(Category.wait)
+        if waited is not None and rank.has_steps and of_epoch.any():
+            first += float(waited[of_epoch][0])
+            whole += float(waited[of_epoch].sum())
+    return first / whole if whole else 0.0
+
+
+def _side_by_side(analysis: Analysis) -> str:
+    few, *_, many = seen_at_once(analysis.reading)
+    return (
+        f"{many.num_reads} reads at once bring {shown_nbytes(many.rate)}/s, "
+        f"{few.num_reads} {shown_nbytes(few.rate)}/s"
+    )
+
+
+def _reads_again(analysis: Analysis) -> bool:
+    """Whether later epochs read from files as much as the first, and wait for it."""
+    later = [*analysis.epochs.values()][1:]
+    if all(period.share(*IO) < LEAST_SHARE for period in later):
+        return False
+    read = [
+        period.categories[Category.read].nbytes if Category.read in period.categories else 0
+        for period in analysis.epochs.values()
+    ]
+    from_memory = all(name.endswith(Tier.memory.name) for name in analysis.bandwidth.total)
+    return len(read) > 1 and max(read[1:]) > 0.5 * read[0] > 0 and not from_memory
+
+
+def _would(what_ifs: list[WhatIf], name: str) -> str:
+    for each in what_ifs:
+        if each.name == name and each.saved_share >= 0.01:
+            before = shown_seconds(each.seconds + each.saved_seconds)
+            words = each.words[0].upper() + each.words[1:]
+            return f" {words}, the run would take {shown_seconds(each.seconds)}, not {before}."
+    return ""
+
+
+# Messages, and the rest
+
+
+def _messages(analysis: Analysis, what_ifs: list[WhatIf]) -> Iterator[Finding]:
+    total = analysis.total
+    both = [Category.halo, Category.all_reduce]
+    if total.share(*both) < LEAST_SHARE:
+        return
+    parts = []
+    for category in _largest(total, *both):
+        share = total.categories.get(category)
+        if share and share.seconds and total.share(category) >= 0.005:
+            hidden = shown_share(share.hidden_seconds / share.seconds)
+            parts.append(
+                f"{WORDS[category]} {shown_share(total.share(category))} ({hidden} of them hidden)"
+            )
+    text = f"{_who(analysis)} waited {shown_share(total.share(*both))} of the time for messages: "
+    would = _would(what_ifs, "network_free")
+    yield Finding(f"{text}{', '.join(parts)}.{would}", total.exposed(*both))
+
+
+_ADVICE = {
+    Category.copy: "pinned buffers and a larger prefetch would hide it",
+    Category.checkpoint: "fewer of them would do",
+    Category.evaluation: "a larger eval_batch_size, or fewer evaluations, would shorten it",
+    Category.optimizer: "a fused optimizer would shorten it",
+    Category.other: 'hyperslab.span("...") around code of your own shows what it is',
+}
+
+
+def _others(analysis: Analysis) -> Iterator[Finding]:
+    total = analysis.total
+    for category, advice in _ADVICE.items():
+        seconds, share = total.exposed(category), total.share(category)
+        if share < (LEAST_OTHER if category is Category.other else 2 * LEAST_SHARE):
+            continue
+        text = f"{shown_share(share)} of the time went to {WORDS[category]}; {advice}."
+        yield Finding(text, seconds)
+
+
+def _late(straggler: Straggler, what_ifs: list[WhatIf]) -> Finding:
+    where = f" (on {straggler.host})" if straggler.host else ""
+    times = ""
+    if straggler.usual_seconds > 0:
+        times = f", {straggler.seconds / straggler.usual_seconds:.2g} times as much as on others"
+    took = f"{shown_seconds(straggler.seconds)} went to {WORDS[straggler.category]}{times}"
+    waits = ""
+    if straggler.others_wait_seconds > 0.3 * straggler.lag_seconds:
+        waits = f"; these waited {shown_seconds(straggler.others_wait_seconds)} for it"
+    return Finding(
+        f"Rank {straggler.rank}{where} is a straggler: {took}{waits}."
+        f"{_would(what_ifs, 'even_ranks')}",
+        straggler.lag_seconds,
+    )

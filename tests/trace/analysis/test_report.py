@@ -1,0 +1,191 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hyperslab.errors import FormatError
+from hyperslab.testing.traces import SECOND, Made, MadeRun, write_trace
+from hyperslab.trace import Category, Flag, Tier, report, write_report
+
+RUN = MadeRun()
+
+
+@pytest.fixture
+def of_run(tmp_path):
+    def of(run, name="run", **options):
+        write_trace(tmp_path / name / "trace", run.spans(), **options)
+        return report(tmp_path / name)
+
+    return of
+
+
+def waited(run):
+    """Seconds that the loop of a made-up run waits, by epoch: reads go on while it computes."""
+    rest = run.copy + run.num_layers * run.layer * run.slowness + run.reduce + run.optimizer
+    reads = [run.first_read, *[run.read] * (run.num_epochs - 1)]
+    return [read + (run.num_steps - 1) * max(0, read - rest) for read in reads]
+
+
+def test_the_exposed_part_of_a_throttled_reader_is_found(of_run):
+    for read in (0.05, 0.3, 1.0):
+        run = replace(RUN, read=read)
+        found = of_run(run, f"{read}")
+        for (_, period), truth in zip(found.analysis.epochs.items(), waited(run), strict=True):
+            assert period.exposed(Category.read) == pytest.approx(truth, rel=0.05)
+            assert period.categories[Category.wait].exposed_seconds == pytest.approx(0, abs=1e-6)
+
+
+def test_the_verdict_names_reads_their_share_and_what_would_hide_them(of_run):
+    found = of_run(RUN)
+    seconds, wall = waited(RUN)[0], found.analysis.epochs[0].seconds
+    assert f"waited {seconds / wall:.0%} of epoch 0 for reads" in found.verdict
+    assert "more reader threads a rank or store=memory would hide it" in found.verdict
+    free = found.what_ifs[0]
+    assert free.name == "io_free"
+    assert free.seconds == pytest.approx(found.analysis.total.seconds - sum(waited(RUN)), rel=1e-3)
+
+
+def test_more_readers_save_what_the_same_run_with_faster_reads_saves(of_run):
+    slow = replace(RUN, read=0.6, first_read=0.6, num_steps=40)
+    found = of_run(slow)
+    (more,) = [each for each in found.what_ifs if each.name == "one_more_reader"]
+    # Two threads in turn read as one does: half as many more are half as fast again.
+    fast = of_run(replace(slow, read=0.4, first_read=0.4), "fast")
+    assert more.seconds == pytest.approx(fast.analysis.total.seconds, rel=0.05)
+
+
+def test_what_memory_does_not_help_is_not_advised(of_run):
+    verdict = of_run(replace(RUN, read=0.001)).verdict
+    assert "of epoch 0 for reads" in verdict
+    assert "store=memory" not in verdict
+
+
+def test_readers_that_are_slower_side_by_side_are_not_advised(tmp_path):
+    made = []
+    for i in range(40):  # alone for 1 s, then two of them for 2 s each
+        made.append(Made(Category.read, 3 * i, 3 * i + 1, f"{i}.h5", thread=1, nbytes=100))
+        made += [
+            Made(Category.read, 3 * i + 1, 3 * i + 3, "b", thread=t, nbytes=100) for t in (1, 2)
+        ]
+        made.append(Made(Category.wait, 3 * i, 3 * i + 2.9, flags=Flag.exposed))
+        made.append(Made(Category.compute, 3 * i + 2.9, 3 * i + 3))
+        made.append(Made(Category.step, 3 * i, 3 * i + 3, epoch=0))
+    write_trace(tmp_path, [made])
+    found = report(tmp_path)
+    assert "more reader threads would not help: 2 reads at once bring 100 B/s, 1 100 B/s" in (
+        found.verdict
+    )
+    assert [(each.num_reads, each.count) for each in found.analysis.reading] == [(1, 40), (2, 80)]
+
+
+def test_a_straggler_is_found_and_what_makes_it_late(of_run):
+    run = replace(RUN, num_ranks=4, slowness=1.5, first_read=0.1, read=0.1)
+    found = of_run(run, hosts=("fast", "slow"))
+    (late,) = found.stragglers
+    lag = run.num_epochs * run.num_steps * run.num_layers * run.layer * 0.5
+    assert (late.rank, late.host, late.category) == (3, "slow", Category.compute)
+    assert late.lag_seconds == pytest.approx(lag)
+    assert late.others_wait_seconds == pytest.approx(lag)
+    assert "Rank 3 (on slow) is a straggler" in found.verdict
+    assert "1.5 times as much as on others" in found.verdict
+    even = of_run(replace(run, slowness=1), "even")
+    assert even.stragglers == []
+    saved = {each.name: each.saved_seconds for each in found.what_ifs}
+    assert saved["network_free"] == pytest.approx(run.num_epochs * run.num_steps * run.reduce)
+    assert saved["even_ranks"] == pytest.approx(lag * 3 / 4, rel=0.01)
+
+
+def test_a_run_that_only_computes_is_told_so(of_run):
+    run = replace(RUN, num_ranks=1, read=0.01, first_read=0.01, reduce=0, optimizer=0, copy=0)
+    assert "Hardly anything is waited for" in of_run(run).verdict
+
+
+def test_clocks_two_seconds_apart_are_aligned(of_run):
+    found = of_run(replace(RUN, num_ranks=4), hosts=("one", "other"), clock_offsets=(0, 2))
+    steps = [[step.stop for step in rank.step_list] for rank in found.analysis.ranks]
+    assert np.ptp(steps, axis=0).max() < SECOND / 1000
+
+
+def test_json_has_all_that_a_program_needs(of_run):
+    told = json.loads(json.dumps(of_run(RUN).to_dict()))
+    assert {"verdict", "epochs", "ranks", "what_if", "stragglers", "slowest_files"} <= told.keys()
+    assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
+    for epoch in (*told["epochs"], *told["ranks"][1]["epochs"]):
+        assert sum(each["exposed_seconds"] for each in epoch["categories"].values()) == (
+            pytest.approx(epoch["seconds"])
+        )
+        for each in epoch["categories"].values():
+            parts = each["exposed_seconds"] + each["hidden_seconds"]
+            assert each["seconds"] == pytest.approx(parts)
+    read = told["epochs"][0]["categories"]["read"]
+    assert read["bytes"] == RUN.num_ranks * RUN.num_steps * 50_000_000
+    assert read["seconds"] == pytest.approx(RUN.num_steps * RUN.first_read)
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    assert told["iteration"]["ranks"][0]["rows"]["halo"]["hidden_share"] == 1
+    assert told["outside_epochs"]["categories"]["checkpoint"]["seconds"] == pytest.approx(0.6)
+
+
+def test_the_file_that_lags_behind_the_others_comes_first(tmp_path):
+    made = [
+        Made(Category.read, i, i + (5 if i == 3 else 0.5), f"{i}.h5", nbytes=1000) for i in range(6)
+    ]
+    write_trace(tmp_path, [made])
+    slowest, *others = report(tmp_path).analysis.files
+    assert (slowest.name, slowest.lost_seconds) == ("3.h5", pytest.approx(4.5))
+    assert all(each.lost_seconds == 0 for each in others)
+
+
+def test_bandwidth_is_told_by_where_bytes_came_from(tmp_path):
+    made = [
+        Made(Category.read, 0, 1, "a.h5", nbytes=1000, tier=Tier.file, epoch=0),
+        Made(Category.read, 3, 4, "a.h5", nbytes=1000, tier=Tier.memory, epoch=0),
+    ]
+    write_trace(tmp_path, [made])
+    found = report(tmp_path).analysis.bandwidth
+    assert {*found.total} == {"read from file", "read from memory"}
+    for values in found.total.values():
+        assert sum(values) * found.seconds == pytest.approx(1000)
+    assert not found.total["read from file"][100:].any()
+
+
+def test_damaged_truncated_and_empty_files_are_named_and_the_rest_is_reported(tmp_path):
+    paths = write_trace(tmp_path / "trace", replace(RUN, num_ranks=4).spans())
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[: len(whole) // 2])
+    paths[1].write_bytes(b"")
+    paths[2].write_bytes(b"no trace" * 99)
+    found = report(tmp_path)
+    told = "\n".join(found.analysis.notes)
+    for path, words in zip(
+        paths, ("ends within a chunk", "is empty", "is no trace file"), strict=False
+    ):
+        assert f"{path} {words}" in told
+    assert [rank.rank for rank in found.analysis.ranks] == [3]
+    assert "waited" in found.verdict
+    assert all(note in found.to_html().replace("&#x27;", "'") for note in found.analysis.notes)
+
+
+def test_a_run_without_spans_says_so(tmp_path):
+    write_trace(tmp_path, [[]])
+    found = report(tmp_path)
+    assert found.verdict == "Nothing was recorded."
+    assert found.to_dict()["epochs"] == []
+    assert "Nothing was recorded." in found.to_html()
+
+
+def test_write_report_leaves_a_page_and_json_in_the_run_folder(tmp_path):
+    write_trace(tmp_path / "trace", RUN.spans())
+    (tmp_path / "config.toml").write_text('[data]\nshuffle = "local"\n')
+    found = write_report(tmp_path)
+    assert found.shuffle == "local"
+    assert sum(found.shares(0).values()) == pytest.approx(1)
+    assert json.loads((tmp_path / "trace.json").read_text())["verdict"] == found.verdict
+    assert found.verdict in (tmp_path / "trace.html").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("trace", "config.toml", "trace.json", "trace.html")
+    }
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FormatError, match="has no trace files"):
+        write_report(tmp_path / "empty")
+    assert [*(tmp_path / "empty").iterdir()] == []
