@@ -101,6 +101,14 @@ def test_a_run_that_only_computes_is_told_so(of_run):
     assert "Hardly anything is waited for" in of_run(run).verdict
 
 
+def test_a_program_of_which_only_reads_are_known_is_not_said_to_wait_for_them(tmp_path):
+    made = [Made(Category.read, i, i + 0.5, "a.h5", nbytes=2**20) for i in range(4)]
+    write_trace(tmp_path, [made])
+    verdict = report(tmp_path).verdict
+    assert verdict.startswith("Files were read in 57% of the time (2 s of 3.5 s), 4.0 MiB in all.")
+    assert "waited 57%" not in verdict
+
+
 def test_clocks_two_seconds_apart_are_aligned(of_run):
     found = of_run(replace(RUN, num_ranks=4), hosts=("one", "other"), clock_offsets=(0, 2))
     steps = [[step.stop for step in rank.step_list] for rank in found.analysis.ranks]

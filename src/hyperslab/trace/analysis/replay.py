@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.analysis import IO, Analysis, RankReport, StepTimes
+from hyperslab.trace.analysis.analysis import Analysis
 from hyperslab.trace.analysis.bandwidth import SideBySide
+from hyperslab.trace.analysis.periods import IO
+from hyperslab.trace.analysis.rank_report import RankReport, StepTimes
 from hyperslab.trace.span import Category
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.partial import write_file
-from hyperslab.trace.analysis.analysis import IO, Analysis, Period, RankReport, analyse
+from hyperslab.trace.analysis.analysis import Analysis, analyse
+from hyperslab.trace.analysis.periods import IO, Period
+from hyperslab.trace.analysis.rank_report import RankReport
 from hyperslab.trace.analysis.replay import WhatIf, what_ifs
 from hyperslab.trace.analysis.stragglers import Straggler, find_stragglers
 from hyperslab.trace.analysis.verdict import Finding, find, verdict
