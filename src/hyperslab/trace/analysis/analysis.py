@@ -12,7 +12,7 @@ from hyperslab.trace.analysis.files import FileTimes, slowest_files
 from hyperslab.trace.analysis.iteration import Iteration, choose_iteration, rows_of
 from hyperslab.trace.analysis.lanes import columns_of
 from hyperslab.trace.analysis.loop import ranks_of
-from hyperslab.trace.analysis.periods import Period, mean_of_ranks
+from hyperslab.trace.analysis.periods import IO as IO, Period, mean_of_ranks
 from hyperslab.trace.analysis.rank_report import RankReport, report_rank
 from hyperslab.trace.span import Category, Trace
 
