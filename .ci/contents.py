@@ -26,7 +26,7 @@ def main() -> None:
     package = {
         path.relative_to(SOURCE).as_posix()
         for path in (SOURCE / "hyperslab").rglob("*")
-        if path.suffix in (".css", ".js", ".json", ".py", ".toml", ".typed")
+        if path.suffix in (".c", ".css", ".js", ".json", ".py", ".toml", ".typed")
     }
     lost = [f"{wheel.name} has no {name}" for name in package - in_wheel]
     lost += [f"{sdist.name} has no {name}" for name in IN_SDIST - in_sdist]

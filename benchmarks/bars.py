@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-SCRIPTS = ("overhead", "halo_conv", "read", "parallel_read", "loader", "store", "trace_report")
+SCRIPTS = ("overhead", "halo_conv", "read", "parallel_read", "loader", "store", "trace")
+SCRIPTS += ("trace_report",)
 GPU_SCRIPTS = ("gpu_step",)
 TABLE_WIDTH = 124
 

@@ -1,11 +1,12 @@
 """Plausible mistakes in the source, and what finds out whether the tests notice them."""
 
-from mutation import arithmetic, data, networks, programs, traces
+from mutation import arithmetic, data, networks, programs, recorder, traces
 
 MUTANTS = [
     *arithmetic.MUTANTS,
     *networks.MUTANTS,
     *data.MUTANTS,
     *programs.MUTANTS,
+    *recorder.MUTANTS,
     *traces.MUTANTS,
 ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hyperslab.planner.planning import plan as plan
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize
+    from hyperslab.trace.active import span as span
 
 __version__ = "0.1.0"
 
@@ -46,17 +47,19 @@ _LAZY = {
     "plan": "hyperslab.planner.planning",
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
+    "span": "hyperslab.trace.active",
     "summarize": "hyperslab.nn",
 }
 """Names whose modules load torch or h5py, and are therefore imported when first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("io", "testing"):
+    if name in ("io", "testing", "trace"):
         return import_module(f"hyperslab.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'hyperslab' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -22,7 +22,10 @@ PAGES = {
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
     "security.md": [],
     "speed.md": [],
-    "trace.md": ["slow.html", "slow.png", "both.html"],
+    "trace.md": [
+        *(f"runs/{run}/trace/rank00000.hstrace" for run in ("traced", "mine", "spans", "others")),
+        *("slow.html", "slow.png", "both.html"),
+    ],
     "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
 }
 """What running each of them leaves behind."""
@@ -72,7 +75,7 @@ def run_console(run_python, text, folder):
         "plan.md",
         "security.md",
         "speed.md",
-        "trace.md",
+        pytest.param("trace.md", marks=pytest.mark.slow),
         pytest.param("quickstart.md", marks=pytest.mark.slow),
         pytest.param("your-own.md", marks=pytest.mark.slow),
     ],

@@ -312,6 +312,7 @@ CHOICES = {
     "train.cuda_graphs": [True, "auto"],
     "train.shard_weights": [False],
     "mesh.auto": [False],
+    "run.trace": ["coarse", "off"],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
 }

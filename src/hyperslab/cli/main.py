@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -12,6 +13,8 @@ from hyperslab.errors import HyperslabError
 
 class LazyGroup(click.Group):
     """The commands of ``modules``: by name, the module that holds each under its name.
+
+    That of Python's own words, such as ``import``, ends with an underscore there.
 
     The help of the group asks for all of them: their modules import torch and other heavy packages
     inside functions only.
@@ -27,7 +30,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._modules:
             return None
-        command = getattr(import_module(self._modules[cmd_name]), cmd_name)
+        attribute = cmd_name + "_" * iskeyword(cmd_name)
+        command = getattr(import_module(self._modules[cmd_name]), attribute)
         assert isinstance(command, click.Command)
         return command
 

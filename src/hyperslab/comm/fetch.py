@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.message_spans import Awaited, recorded
 from hyperslab.comm.messages import (
     Posted,
     plain_memory,
@@ -22,9 +23,12 @@ from hyperslab.kernels import faces
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Assembly, Exchange, Message
 from hyperslab.torch_private import is_traced
+from hyperslab.trace import Category, active
 
 _FETCHING = "fetching its part of a split tensor"
 _RETURNING = "returning the gradient of a split tensor"
+_SHORT = {_FETCHING: "boxes", _RETURNING: "gradients of boxes"}
+"""In a trace."""
 
 
 def fetch(x: Tensor, exchange: Exchange, mesh: Mesh, *, fill: float = 0.0) -> Tensor:
@@ -134,7 +138,11 @@ def _assembled(x: Tensor, received: list[Tensor], exchange: Exchange, fill: floa
     return faces.assemble(x, received, exchange.assembled, fill=fill)[0]
 
 
-def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Posted:
+Boxes = Awaited[list[Tensor]]
+"""Messages that were posted; waiting for them gives what was received."""
+
+
+def post_fetch(x: Tensor, exchange: Exchange, mesh: Mesh) -> Boxes:
     """Sends what others want of ``x`` and asks for what this rank wants, without waiting."""
     x = plain_memory(x)
     return _post_boxes(x, exchange.sent, exchange.sends, exchange.receives, mesh, _FETCHING)
@@ -147,8 +155,41 @@ def _post_boxes(
     receives: Sequence[Message],
     mesh: Mesh,
     doing: str,
-) -> Posted:
+) -> Boxes:
     """``post_messages`` of ``boxes`` of ``x``."""
+    return _recorded(
+        lambda: _posted_boxes(x, boxes, sends, receives, mesh, doing),
+        sends,
+        receives,
+        x.dtype,
+        mesh,
+        doing,
+    )
+
+
+def _recorded(
+    post: Callable[[], Posted],
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    dtype: torch.dtype,
+    mesh: Mesh,
+    doing: str,
+) -> Boxes:
+    """What ``post`` brings; a trace has the bytes that are received."""
+    if active.recorder is None or not (sends or receives) or is_traced():
+        return post()
+    nbytes = sum(message.box.numel for message in receives) * dtype.itemsize
+    return recorded(post, Category.halo, _SHORT[doing], nbytes, mesh.device)
+
+
+def _posted_boxes(
+    x: Tensor,
+    boxes: Assembly,
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    mesh: Mesh,
+    doing: str,
+) -> Posted:
     if mesh.transport is None or is_traced() or not (sends or receives):
         pieces = faces.pack(x, boxes) if x.is_cuda else [x[piece.of] for piece in boxes.pieces]
         return post_messages(pieces, sends, receives, x.dtype, mesh, doing)
@@ -161,16 +202,34 @@ def _post_boxes(
 
 def post_pieces(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
-) -> Posted:
+) -> Boxes:
     """``post_fetch`` of a tensor of which only ``pieces``, which others want, need exist."""
-    return post_messages(pieces, exchange.sends, exchange.receives, dtype, mesh, _FETCHING)
+    return _post_pieces(pieces, exchange.sends, exchange.receives, dtype, mesh, _FETCHING)
 
 
 def post_return(
     pieces: Sequence[Tensor], exchange: Exchange, dtype: torch.dtype, mesh: Mesh
-) -> Posted:
+) -> Boxes:
     """The adjoint of ``post_fetch``: sends gradients of received boxes home, without waiting."""
-    return post_messages(pieces, exchange.receives, exchange.sends, dtype, mesh, _RETURNING)
+    return _post_pieces(pieces, exchange.receives, exchange.sends, dtype, mesh, _RETURNING)
+
+
+def _post_pieces(
+    pieces: Sequence[Tensor],
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    dtype: torch.dtype,
+    mesh: Mesh,
+    doing: str,
+) -> Boxes:
+    return _recorded(
+        lambda: post_messages(pieces, sends, receives, dtype, mesh, doing),
+        sends,
+        receives,
+        dtype,
+        mesh,
+        doing,
+    )
 
 
 def add_returned(home: Tensor, returned: Sequence[Tensor], exchange: Exchange) -> None:

@@ -36,6 +36,7 @@ from hyperslab.errors import CommError, ConfigError
 from hyperslab.kernels.conv_check import describe, find_wrong
 from hyperslab.kernels.torch_conv import avoid
 from hyperslab.layout import AXES, Grid
+from hyperslab.trace import active
 
 TRANSPORTS = ("auto", "device", "nccl", "host")
 MOST_SECONDS = 10**7
@@ -97,6 +98,7 @@ def init(
         _join_ranks(launch, backend, timeout)
         atexit.register(_leave, backend)
     mesh = Mesh(grid, dist.get_rank(), place, backend, timeout)
+    active.note_rank(mesh.rank)
     places = _meet(mesh, wrong, transport)
     if transport in ("nccl", "host"):
         return mesh

@@ -21,6 +21,7 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import post_on_device, run_on_device, traffic
 from hyperslab.layout import AXES, Assembly, Box, Message, cut_out
 from hyperslab.torch_private import apply_function, foreach_copy_, is_traced
+from hyperslab.trace import Category, active
 
 _WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
 """Dtypes that gloo or NCCL do not know, and those in which they are summed and sent instead."""
@@ -65,6 +66,11 @@ def reduce_sum_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     if is_traced():
         spec = TensorSpec(x.shape, x.dtype, x.device)
         return as_operator(lambda xs: [reduce_sum_(xs[0].clone(), mesh, axes)], [x], [spec])[0]
+    with active.around(Category.all_reduce, f"sum over {'/'.join(axes)}", x.nbytes, exposed=True):
+        return _summed_(x, mesh, axes)
+
+
+def _summed_(x: Tensor, mesh: Mesh, axes: Collection[str]) -> Tensor:
     if x.dtype not in _WIDER and _is_on_device(x, mesh):
         return _sum_on_device_(x, mesh, axes)
     total = x.to(_WIDER.get(x.dtype, x.dtype))
@@ -185,7 +191,8 @@ def _stacked(x: Tensor, mesh: Mesh, axes: tuple[str, ...]) -> Tensor:
         return as_operator(lambda xs: [_stacked(xs[0], mesh, axes)], [x], [spec])[0]
     if _is_on_device(x, mesh):
         return torch.stack(_from_all(x.contiguous(), _ranks(mesh, axes), mesh))
-    with contact(f"gathering over {'/'.join(axes)}", mesh):
+    doing = f"gathering over {'/'.join(axes)}"
+    with active.around(Category.all_reduce, doing, x.nbytes, exposed=True), contact(doing, mesh):
         mine = x.to(_WIDER.get(x.dtype, x.dtype)).contiguous()
         out = mine.new_empty((group.size(), *x.shape))
         dist.all_gather(list(out), mine, group=group)

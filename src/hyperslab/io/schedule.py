@@ -97,6 +97,10 @@ class Schedule:
                 places[share].append(np.arange(start + span.start, start + span.stop))
         return [np.concatenate(parts) for parts in places]
 
+    def number_of(self, at: Position) -> int:
+        """Of the batch that begins there, among those of all epochs."""
+        return at.epoch * len(self) + at.sample // self.batch_size
+
     def batches(self, start: Position) -> Iterator[Batch]:
         """All batches from ``start`` on, without an end."""
         at = self.checked(start)

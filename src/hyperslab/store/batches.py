@@ -22,6 +22,8 @@ from hyperslab.store.augment import Augmentation, Symmetry
 from hyperslab.store.memory import MemoryStore, Request
 from hyperslab.store.peers import Peers, settle_failure
 from hyperslab.store.placement import Placement
+from hyperslab.trace import active
+from hyperslab.trace.recorder import Place
 
 
 @dataclass(frozen=True)
@@ -150,12 +152,12 @@ class BatchReader:
         self._readers, self._pool, self._store = readers, pool, store
         self._augmentation = augmentation
 
-    def begin(self, batch: Batch, turn_later: bool) -> PendingBatch:
-        """Lets a batch be read; its samples are turned on the way, or else left as they are."""
+    def begin(self, batch: Batch, number: int, turn_later: bool) -> PendingBatch:
+        """Lets batch ``number`` be read; its samples are turned on the way, or left as they are."""
         fills = []
         if self._store:
-            fill = self._store.fill
-            fills = [self._readers.submit(fill, i) for i in self._store.to_fill(batch.indices)]
+            new = self._store.to_fill(batch.indices)
+            fills = [self._submit((batch, number, i), self._store.fill, i) for i in new]
         indices = self._taken(batch)
         rows = {name: self._rows(batch, name, turn_later) for name in self._placement.arrays}
         requests, takes = [], []
@@ -165,8 +167,17 @@ class BatchReader:
                 for request in self._requests(batch, index, self._placement.rank)
             ]
             requests += of_sample
-            takes.append(self._readers.submit(self._take, of_sample))
+            takes.append(self._submit((batch, number, index), self._take, of_sample))
         return PendingBatch(batch, rows, requests, fills, takes)
+
+    def _submit(
+        self, what: tuple[Batch, int, int], call: Callable[..., None], *args: Any
+    ) -> Future[None]:
+        """Has a thread call it; a trace tells for what batch, its number, and what sample."""
+        if active.recorder is None:
+            return self._readers.submit(call, *args)
+        batch, number, index = what
+        return self._readers.submit(_call_at, Place(batch.at.epoch, number, index), call, *args)
 
     def finish(self, pending: PendingBatch) -> LocalBatch:
         """Collective over all ranks: they skip the same samples, or stop at the same one."""
@@ -243,6 +254,11 @@ class BatchReader:
                 self._store.take(request, out)
             else:
                 self._dataset.read(request.index, request.box, out=out, array=request.array)
+
+
+def _call_at(place: Place, call: Callable[..., None], *args: Any) -> None:
+    with active.placed(place):
+        call(*args)
 
 
 def find_not_finite(

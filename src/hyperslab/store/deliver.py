@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hyperslab.comm.device_spans import launched
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import CommError, ConfigError, FormatError
 from hyperslab.io import ArraySpec
@@ -21,6 +22,7 @@ from hyperslab.store.augment import Symmetry
 from hyperslab.store.batches import LocalBatch, Rows
 from hyperslab.store.normalize import Normalize, Values
 from hyperslab.store.placement import Placement
+from hyperslab.trace import Category
 
 _MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Not every torch mirrors unsigned numbers on a GPU."""
@@ -106,12 +108,16 @@ class SlabDelivery:
 
     def __call__(self, local: LocalBatch) -> dict[str, Slab]:
         """Called by the loader's thread."""
+        nbytes = sum(rows.memory.nbytes for rows in local.rows.values())
+        span = launched("gpu copy", Category.copy, "batch", self._mesh.device, nbytes)
         if self._stream is None:
-            return self._slabs(local)
+            with span:
+                return self._slabs(local)
         while self._copying and self._copying[0][0].query():
             self._copying.popleft()
         with torch.cuda.stream(self._stream):
-            slabs = self._slabs(local)
+            with span:
+                slabs = self._slabs(local)
             event = torch.cuda.Event()
             event.record(self._stream)
         self._copying.append((event, local))  # its buffers stay until they have been copied

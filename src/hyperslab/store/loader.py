@@ -27,6 +27,7 @@ from hyperslab.store.peers import Peers, SingleProcess, check_alike
 from hyperslab.store.pipeline import Deliver, Pipeline, num_readers
 from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.staging import shares_of_node, staged
+from hyperslab.trace import steps
 
 if TYPE_CHECKING:
     import torch
@@ -218,6 +219,10 @@ class Loader:
         """What ``deliver`` makes of the batches of one epoch, or of what is left of it."""
         if self._is_within and self._at.sample:  # the last loop was left before its end
             self._at = Position(self._at.epoch + 1, 0)
+        number = self._schedule.number_of(self._at)
+        return steps(self._taken(deliver), epoch=self._at.epoch, first_step=number)
+
+    def _taken(self, deliver: Deliver) -> Iterator[Any]:
         pipeline = self._pipeline = self._pipeline or self._begin_pipeline()
         pipeline.start(self._at, self._schedule, deliver)
         self._loop += 1

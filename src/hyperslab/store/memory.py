@@ -22,7 +22,8 @@ from hyperslab.store.peers import Peers, ranks_of_node
 from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.rma import Window
 from hyperslab.store.segment import SlotFormat
-from hyperslab.store.slots import BAD, EMPTY, READY, OwnSlots, map_slots, tell_refused
+from hyperslab.store.slots import BAD, EMPTY, READY, Flags, OwnSlots, map_slots, tell_refused
+from hyperslab.trace import Category, Tier, active
 
 _log = logging.getLogger("hyperslab")
 
@@ -153,7 +154,9 @@ class MemoryStore:
             if self._slot(request.index, holder) is None:
                 self._dataset.read(request.index, part, out=view, array=request.array)
             elif holder in self._slots and self._wait(request.index, holder) == READY:
-                np.copyto(view, self._part(request, holder, part))
+                tier, nbytes = self._tier(request.index, holder), view.nbytes
+                with active.around(Category.exchange, f"from rank {holder}", nbytes, tier=tier):
+                    np.copyto(view, self._part(request, holder, part))
 
     def swap(self, indices: Sequence[int], mine: Sequence[Filled], requests_of: RequestsOf) -> None:
         """Brings the parts of ``mine`` that lie out of sight, and sends what others request.
@@ -169,10 +172,12 @@ class MemoryStore:
             for holder, part in self._holders(request, self._placement.rank)
             if holder not in self._slots and self._slot(request.index, holder) is not None
         ]
-        if self._window:
-            self._get(self._window, awaited)
-        else:
-            self._receive(awaited, self._sends(indices, requests_of))
+        nbytes = sum(out.nbytes for *_, out in awaited)
+        with active.around(Category.exchange, "between nodes", nbytes, tier=Tier.peer):
+            if self._window:
+                self._get(self._window, awaited)
+            else:
+                self._receive(awaited, self._sends(indices, requests_of))
 
     def _receive(
         self, awaited: Sequence[Awaited], sends: Sequence[tuple[int, NDArray[Any]]]
@@ -238,6 +243,12 @@ class MemoryStore:
         is_far = self._window is not None and rank not in self._slots
         return number if number < (holding.num_memory if is_far else holding.num_slots) else None
 
+    def _tier(self, index: int, holder: int) -> Tier:
+        """Where a slot of this node lies."""
+        number = self._slot(index, holder)
+        in_memory = number is not None and number < self.holdings[holder].num_memory
+        return Tier.memory if in_memory else Tier.disk
+
     def _part(self, request: Request, holder: int, part: Box) -> NDArray[Any]:
         array = self._arrays(request.index, holder)[request.array]
         return _part_of(array, self._placement.box(request.array, holder), part)
@@ -270,6 +281,14 @@ class MemoryStore:
         number = self._slot(index, holder)
         assert number is not None
         flags = self._slots[holder].flags
+        if (flag := flags.get(number)) != EMPTY:
+            return flag
+        # This rank's own reading is recorded where it is done.
+        category = Category.other if holder == self._placement.rank else Category.exchange
+        with active.around(category, f"until rank {holder} has read it"):
+            return self._awaited(index, holder, flags, number)
+
+    def _awaited(self, index: int, holder: int, flags: Flags, number: int) -> int:
         deadline = time.monotonic() + self._timeout_seconds
         while (flag := flags.get(number)) == EMPTY:
             if self._stopped.wait(_POLL_SECONDS):

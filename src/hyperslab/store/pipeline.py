@@ -7,7 +7,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from hyperslab.errors import CommError, ConfigError
@@ -16,6 +15,9 @@ from hyperslab.io.schedule import Batch, Position, Schedule
 from hyperslab.store.batches import BatchReader, LocalBatch, PendingBatch, ReaderThreads
 from hyperslab.store.memory import MemoryStore
 from hyperslab.store.peers import Peers, settle_failure
+from hyperslab.trace import Category, active
+from hyperslab.trace.clocks import ClockComparison, clock_name
+from hyperslab.trace.recorder import Place
 
 Plan = TypeVar("Plan")
 Begun = TypeVar("Begun")
@@ -41,7 +43,8 @@ class Prefetcher(Generic[Plan, Begun, Item]):
         self._plans, self._begin, self._finish = plans, begin, finish
         self._change = threading.Condition()
         self._num_allowed, self._num_begun = depth, 0
-        self._ready: deque[Item] = deque()
+        self._ready: deque[tuple[Item, int]] = deque()
+        """Each with the time since when, in a trace."""
         self._error: BaseException | None = None
         self._is_draining = self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="hyperslab-loader", daemon=True)
@@ -52,11 +55,16 @@ class Prefetcher(Generic[Plan, Begun, Item]):
         with self._change:
             self._num_allowed += 1
             self._change.notify_all()
+            was_ready = bool(self._ready)
             while not self._ready and self._error is None:
                 self._change.wait()
             if not self._ready:
                 raise self._told_error()
-            return self._ready.popleft()
+            item, since = self._ready.popleft()
+        if was_ready and since and (recorder := active.recorder) is not None:
+            stop = recorder.now()
+            recorder.add_to("ready batches", Category.delay, "batch", since, stop, apart=True)
+        return item
 
     def _told_error(self) -> BaseException:
         """What was raised, once; then words: who raises an error gives it what he refers to."""
@@ -117,8 +125,9 @@ class Prefetcher(Generic[Plan, Begun, Item]):
 
     def _deliver(self, begun: deque[Begun]) -> None:
         item = self._finish(begun.popleft())
+        recorder = active.recorder
         with self._change:
-            self._ready.append(item)
+            self._ready.append((item, 0 if recorder is None else recorder.now()))
             self._change.notify_all()
 
 
@@ -165,15 +174,20 @@ class Pipeline:
         if self._goes_on_at == (at, schedule, deliver):
             return
         self.end_prefetching()
-        self._check_alike(at, schedule)
+        clocks = ClockComparison(self._check_alike(at, schedule), self._peers)
         reader = self._reader
 
+        def begin(batch: Batch) -> PendingBatch:
+            return reader.begin(batch, schedule.number_of(batch.at), deliver.turns)
+
         def finish(pending: PendingBatch) -> Delivered:
-            local = reader.finish(pending)
-            return local, deliver(local)
+            at = pending.batch.at
+            clocks.now_and_then()
+            with active.placed(Place(at.epoch, schedule.number_of(at))):
+                local = reader.finish(pending)
+                return local, deliver(local)
 
         batches = schedule.batches(at)
-        begin = partial(reader.begin, turn_later=deliver.turns)
         self._prefetcher = Prefetcher(batches, begin, finish, self._prefetch)
         self._goes_on_at = (at, schedule, deliver)
 
@@ -190,8 +204,10 @@ class Pipeline:
         self._goes_on_at = (local.batch.next, *self._goes_on_at[1:])
         return local, delivered
 
-    def _check_alike(self, at: Position, schedule: Schedule) -> None:
-        everywhere = self._peers.tell_all((at, schedule))
+    def _check_alike(self, at: Position, schedule: Schedule) -> list[str | None]:
+        """The clocks by which ranks record."""
+        told = self._peers.tell_all(((at, schedule), clock_name()))
+        everywhere = [theirs for theirs, _ in told]
         for rank, theirs in enumerate(everywhere):
             if theirs != everywhere[0]:
                 raise CommError(
@@ -199,6 +215,7 @@ class Pipeline:
                     " give the loaders of all ranks the same arguments and the same saved state, "
                     "and leave a loop over one at the same step"
                 )
+        return [clock for _, clock in told]
 
     def preload(self, show: bool) -> None:
         """Fills all slots of this rank's store. Collective over all ranks."""

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.trace.file import SUFFIX, FileContent, read_trace_file
+from hyperslab.trace.file import SUFFIX, FileContent
+from hyperslab.trace.foreign.identify import read_contents
+from hyperslab.trace.foreign.posix_file import mark_main_loops
 from hyperslab.trace.span import Process, Thread, Trace, empty_spans
 
 FOLDER = "trace"
@@ -22,13 +24,22 @@ FOLDER = "trace"
 def load_trace(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Trace:
     """One trace from a run folder, a folder of trace files, a file, or several of them.
 
+    Files of PyTorch's profiler, Darshan's parsers, dftracer and tables of spans are read too.
+
     Starts are nanoseconds of Unix time by the clock of the lowest rank. Damaged files are read as
     far as they are whole, and ``notes`` tell what was left out; only where there is nothing to look
     at it raises ``FormatError``.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files = [file for path in given for file in find_trace_files(Path(path))]
-    return merge_traces(read_files([read_trace_file(file) for file in files]))
+    return merge_traces(read_files(find_contents([Path(path) for path in given])))
+
+
+def find_contents(paths: Sequence[Path]) -> list[FileContent]:
+    """What ``paths`` hold, as far as it is whole; a content for each process."""
+    files = [file for path in paths for file in find_trace_files(path)]
+    contents = [content for file in files for content in read_contents(file)]
+    mark_main_loops(contents)
+    return contents
 
 
 def find_trace_files(path: Path) -> list[Path]:

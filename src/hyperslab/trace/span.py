@@ -14,7 +14,7 @@ class Category(IntEnum):
     """What a span of time was spent on."""
 
     read = 0
-    """Bytes from a file, opening it included."""
+    """Bytes from a file, opening it included; the name is the file's."""
     decode = 1
     """Decompression."""
     stage = 2
@@ -63,6 +63,8 @@ class Flag(IntFlag):
     """Time of a GPU."""
     exposed = 2
     """The main loop waits in it, by construction."""
+    opening = 4
+    """A file was opened, and nothing of it was read yet."""
 
 
 SPAN = np.dtype(

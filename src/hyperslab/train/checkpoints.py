@@ -20,6 +20,8 @@ from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.side_channel import SideChannel, ask_first, do_on_first, do_together
 from hyperslab.errors import ConfigError, FormatError, HyperslabError
 from hyperslab.partial import WriteError, explained_writing, make_folder
+from hyperslab.trace import Category, active
+from hyperslab.trace.recorder import Place
 from hyperslab.train.checkpoint_folder import (
     METADATA,
     FileSum,
@@ -157,6 +159,11 @@ class Checkpoints:
         """The step that was said to be the best, and stays it when it is saved again."""
         do_on_first(lambda: make_ready(folder), self._channel)
 
+    def free_channel(self) -> SideChannel:
+        """Between all ranks, for who calls nothing else here meanwhile."""
+        self.wait()
+        return self._channel
+
     # Writing
 
     def save(self, step: int, parts: Parts, *, is_best: bool = False) -> None:
@@ -179,7 +186,9 @@ class Checkpoints:
         self._best = step if is_best else self._best
         manifest = Manifest(step, step == self._best, trees)
         self._writer = threading.Thread(
-            target=self._write, args=(manifest, mine), name="hyperslab-checkpoint"
+            target=self._write,
+            args=(manifest, mine, active.place_here()),
+            name="hyperslab-checkpoint",
         )
         self._writer.start()
 
@@ -263,9 +272,16 @@ class Checkpoints:
 
     # In the background
 
-    def _write(self, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    def _write(
+        self, manifest: Manifest, tensors: Mapping[str, Tensor], place: Place | None
+    ) -> None:
         """Writes a checkpoint; what goes wrong is raised by the next call, on all ranks alike."""
         folder = self._folder / f"step_{manifest.step:08d}"
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
+        with active.placed(place), active.around(Category.checkpoint, "write", nbytes):
+            self._write_to(folder, manifest, tensors)
+
+    def _write_to(self, folder: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
         try:
             beside = ask_first(lambda: begin_folder(self._folder, manifest.step), self._channel)
             files = self._write_files(tensors, beside)

@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 
 from hyperslab.nn import clip_grad_norm_
 from hyperslab.nn.parallel.parallelize import Parallel
+from hyperslab.nn.pass_spans import compute
 from hyperslab.store import Loader
 from hyperslab.torch_private import foreach_div_
+from hyperslab.trace import Category, active, evaluation
+from hyperslab.trace.loop import Loop
 from hyperslab.train.auto_mesh import Forecast
 from hyperslab.train.checkpoint_state import random_state, set_random_state
 from hyperslab.train.checkpoints import Checkpoints
@@ -28,6 +31,7 @@ from hyperslab.train.optimizers import RateFactor, choose_settings, take_step
 from hyperslab.train.process import StopSignals
 from hyperslab.train.recorder import Pace, Recorder, StepPlace
 from hyperslab.train.report import TrainProgress
+from hyperslab.train.run_trace import RunTrace
 from hyperslab.train.task import Batch, Meter, Roles, Task, evaluate
 
 
@@ -88,6 +92,9 @@ class Trainer:
     pace: Pace = field(default_factory=Pace)
     forecast: Forecast | None = None
     """What the planner has predicted, if it chose the mesh."""
+    trace: RunTrace | None = None
+    _loop: Loop = field(default_factory=lambda: Loop(None, 0, 0))
+    """The epoch, in a trace."""
     _norm: Tensor | None = None
     """Of the last step's gradients, before they were clipped."""
 
@@ -99,12 +106,24 @@ class Trainer:
         self.pace.rest()
         signal = self._finish_epoch() if self._awaits_validation() else None
         while signal is None and not self._is_done():
-            signal = self._train_epoch() or self._finish_epoch()
+            signal = self._make_epoch()
         if signal is not None:
             self._save()
         return signal
 
     # One epoch, or what is left of it
+
+    def _make_epoch(self) -> str | None:
+        epoch = self.loader.epoch
+        self._loop = Loop(active.recorder, epoch, self.standing.step)
+        try:
+            signal = self._train_epoch()
+            self._loop.end_steps()
+            if self.trace is not None:
+                self.trace.note_epoch(epoch, self.standing.step)
+            return signal or self._finish_epoch()
+        finally:
+            self._loop.end()
 
     def _train_epoch(self) -> str | None:
         self.model.train()
@@ -138,19 +157,34 @@ class Trainer:
         """
         skips, count = self.config.data.bad_samples == "skip", 1.0
         with nullcontext() if completes or skips else cast(Parallel, self.model).no_sync():
-            with self.context:
+            with compute("forward", batch.x.mesh.device), self.context:
                 output = self.model(batch.x)
                 loss = self.task.loss(output, batch)
             if self.config.train.accumulate > 1:
                 count = self.task.count(output, batch)
                 loss = loss * count
-            with torch.autograd.set_multithreading_enabled(False):  # a thread of its own is slower
+            # A thread of its own is slower.
+            with compute("backward", loss.device), torch.autograd.set_multithreading_enabled(False):
                 loss.backward()
         return loss.detach(), count, batch.num_samples
 
     def _update(self, passes: _Passes) -> None:
         """One step of the optimizer."""
         loss = torch.stack(passes.losses).sum()
+        with compute("optimizer", loss.device, Category.optimizer):
+            loss = self._take_step(passes, loss)
+        self.standing.step += 1
+        self.pace.add(loss, passes.num_samples, self._place(passes.step))
+        if self.standing.step % self.config.run.log_every == 0:
+            self._report()
+        else:
+            self.progress.step(self.standing.step, self.loader.epoch)
+        if self.forecast is not None and (line := self.forecast.after_step()):
+            self.progress.say(line)
+        self._loop.end_step()
+
+    def _take_step(self, passes: _Passes, loss: Tensor) -> Tensor:
+        """Changes the weights; gives the loss, ``loss`` divided by what it counts."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         if self.config.train.accumulate > 1:
             loss = loss / passes.count
@@ -161,14 +195,7 @@ class Trainer:
             group["lr"] = self.config.optimizer.lr * self.rate(self._start(passes.step))
         take_step(self.optimizer)
         self.optimizer.zero_grad()
-        self.standing.step += 1
-        self.pace.add(loss, passes.num_samples, self._place(passes.step))
-        if self.standing.step % self.config.run.log_every == 0:
-            self._report()
-        else:
-            self.progress.step(self.standing.step, self.loader.epoch)
-        if self.forecast is not None and (line := self.forecast.after_step()):
-            self.progress.say(line)
+        return loss
 
     # Between epochs
 
@@ -188,7 +215,10 @@ class Trainer:
     def evaluate(self, loader: Loader) -> Meter | None:
         """What the model is worth on ``loader``; None if a signal came. Collective."""
         poll = self.signals.poll
-        return evaluate(self.model, loader, self.task, self.roles, self.context, is_stopped=poll)
+        with evaluation():
+            return evaluate(
+                self.model, loader, self.task, self.roles, self.context, is_stopped=poll
+            )
 
     def _validate(self) -> dict[str, float] | None:
         """Scores of the validation part, or None if a signal came."""
@@ -314,7 +344,8 @@ class Trainer:
 
     def _save(self, *, is_best: bool = False) -> None:
         self._report()  # raises if the losses are no numbers: such weights are not worth keeping
-        self.checkpoints.save(self.standing.step, self.parts(), is_best=is_best)
+        with active.around(Category.checkpoint, "save", exposed=True):
+            self.checkpoints.save(self.standing.step, self.parts(), is_best=is_best)
 
     def parts(self) -> dict[str, Any]:
         """All that a later run needs to go on from here."""
@@ -337,7 +368,8 @@ class Trainer:
         if self.checkpoints.latest() is None:
             return False
         chosen = [{**group, "params": None} for group in self.optimizer.param_groups]
-        values = self.checkpoints.load({"model": self.model, "optimizer": self.optimizer})
+        with active.around(Category.checkpoint, "load", exposed=True):
+            values = self.checkpoints.load({"model": self.model, "optimizer": self.optimizer})
         check_same_parts(values["parts"], self.parts_digest)
         for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
             choose_settings(group, settings)

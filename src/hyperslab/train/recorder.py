@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,6 +171,10 @@ class Recorder:
         """One evaluation of ``part``, such as ``validation``."""
         self._write({"kind": "scores", "part": part, "step": step, "epoch": epoch, **scores})
         self._chart(part, scores, step)
+
+    def shares(self, step: int, shares: Mapping[str, float]) -> None:
+        """What an epoch that ended with ``step`` waited for, for TensorBoard alone."""
+        self._chart("trace", dict(shares), step)
 
     def close(self) -> None:
         if self._fd is not None:

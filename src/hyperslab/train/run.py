@@ -28,6 +28,7 @@ from hyperslab.train.process import CAN_GO_ON, StopSignals
 from hyperslab.train.recorder import Recorder
 from hyperslab.train.report import Outcome, TrainProgress, start_report
 from hyperslab.train.run_folder import RunFolder, without_nan
+from hyperslab.train.run_trace import RunTrace
 from hyperslab.train.task import Roles, make_task
 from hyperslab.train.weight_files import find_weights
 from hyperslab.train.write_config import config_to_toml
@@ -55,7 +56,9 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         model = make_model(config, mesh, parts["train"])
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
+        trace = stack.enter_context(RunTrace(folder, mesh, config.run.trace))
         trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
+        trainer.trace = trace
         trainer.forecast = forecast
         went_on = resume and trainer.resume()
         folder.note_start(config_to_toml(asked), mesh)
@@ -68,6 +71,8 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         signal = trainer.fit()
         trainer.checkpoints.wait()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
+        for step, shares in trace.finish(trainer.checkpoints.free_channel()).items():
+            trainer.recorder.shares(step, shares)
         summary = _summary(trainer, mesh, folder, test)
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:

@@ -26,6 +26,7 @@ from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.partial import explained_writing, make_folder, write_file
+from hyperslab.trace.merge import FOLDER as TRACE
 from hyperslab.train.checkpoints import find_checkpoints
 from hyperslab.train.process import user_command
 from hyperslab.train.weight_files import find_weights
@@ -50,6 +51,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.figures = path / "figures"
         self.tensorboard = path / "tensorboard"
+        self.trace = path / TRACE
         self.weights = path / "model.safetensors"
         self._lock: FolderLock | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ from hyperslab.io.engine.read_ahead import Range
 from hyperslab.io.engine.threads import for_each
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.layout import Box, Span
+from hyperslab.trace import Category, active
 
 
 class BlockReader(ABC):
@@ -286,14 +288,18 @@ class ChunkedArray(ArrayReader):
     def _read_decoded(self, chunk: Chunk, part: _Part, fd: int, decode: Decode) -> None:
         with scratch.borrowed():
             stored = scratch.take(chunk.nbytes, chunk.offset).data
-            chunk.file.fill(fd, stored, chunk.offset)
-            decoded = decode(stored, chunk)
-            if isinstance(decoded, BlockReader):
-                decoded.read(self._copy_of(part))
-            else:
-                pairs = zip(part.starts, part.out.shape, strict=True)
-                within = tuple(slice(start, start + size) for start, size in pairs)
-                copy(self._array(decoded)[within], part.out)
+            with active.reading(chunk.file.path, chunk.nbytes):
+                chunk.file.fill(fd, stored, chunk.offset)
+            with active.around(Category.decode, os.fspath(chunk.file.path), part.out.nbytes):
+                self._decode_into(part, decode(stored, chunk))
+
+    def _decode_into(self, part: _Part, decoded: Buffer | BlockReader) -> None:
+        if isinstance(decoded, BlockReader):
+            decoded.read(self._copy_of(part))
+            return
+        pairs = zip(part.starts, part.out.shape, strict=True)
+        within = tuple(slice(start, start + size) for start, size in pairs)
+        copy(self._array(decoded)[within], part.out)
 
     def _array(self, decoded: Buffer) -> NDArray[Any]:
         flat = np.frombuffer(decoded, np.uint8)

@@ -15,6 +15,7 @@ from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.read_ahead import Range, RangeReader
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.layout import Box
+from hyperslab.trace import active
 
 
 class ContiguousArray(ArrayReader):
@@ -82,4 +83,5 @@ def read_box(
         # The rest of an array is left to the kernel, which has nothing else to read ahead.
         return None if copy.is_all_until(stop) else copy.ranges()
 
-    copy.run(RangeReader(file, fd, ranges), max_threads)
+    with active.reading(file.path, copy.out.nbytes):
+        copy.run(RangeReader(file, fd, ranges), max_threads)

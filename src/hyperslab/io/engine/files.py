@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.threads import ForkSafeLock
+from hyperslab.trace import active
 
 MAX_OPEN = 256
 """Files kept open for the next read; a training set may have more files than a process may open."""
@@ -72,7 +73,7 @@ class DataFile:
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fills ``buffer`` with the bytes from ``offset``; safe to call from many threads."""
-        with self.opened() as fd:
+        with self.opened() as fd, active.reading(self.path, len(buffer)):
             self.fill(fd, buffer, offset)
 
     def read(self, offset: int, nbytes: int) -> bytearray:
@@ -149,12 +150,13 @@ class _Handle:
     def __init__(self, file: DataFile) -> None:
         self.path = os.fspath(file.path)
         self.users = 0
-        self.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            file.check_unchanged(os.fstat(self.fd))
-        except FormatError:
-            os.close(self.fd)
-            raise
+        with active.reading(self.path, opening=True):
+            self.fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                file.check_unchanged(os.fstat(self.fd))
+            except FormatError:
+                os.close(self.fd)
+                raise
 
 
 class _OpenFiles:

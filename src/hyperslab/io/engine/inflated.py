@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.threads import ForkSafeLock
 from hyperslab.io.reader import Storage
 from hyperslab.layout import Box
+from hyperslab.trace import Category, active
 
 PIECE_NBYTES = 2**20
 """Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
@@ -197,7 +199,9 @@ class InflatedStream:
 
     def _inflate(self, source: bytes) -> bytes:
         try:
-            piece: bytes = self._inflater.decompress(source, PIECE_NBYTES)
+            with active.around(Category.decode, os.fspath(self._file.path)) as span:
+                piece: bytes = self._inflater.decompress(source, PIECE_NBYTES)
+                span.nbytes = len(piece)
         except (zlib.error, _library().error) as error:
             raise FormatError(f"{self._file.path} is damaged: {error}") from error
         ended = self._inflater.eof
@@ -220,7 +224,8 @@ class InflatedStream:
     def _fetch(self) -> bytes:
         nbytes = min(INPUT_NBYTES, self._file.size - self._file_position)
         buffer = bytearray(nbytes)
-        self._file.fill(self._fd, memoryview(buffer), self._file_position)
+        with active.reading(self._file.path, nbytes):
+            self._file.fill(self._fd, memoryview(buffer), self._file_position)
         self._file_position += nbytes
         return bytes(buffer)
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from hyperslab.errors import ConfigError
+from hyperslab.trace import active
 
 T = TypeVar("T")
 
@@ -71,9 +72,10 @@ class _Job(Generic[T]):
         self._first, self._rest = first, rest
         self._lock = threading.Lock()
         self._stopped = False
+        self._place = active.place_here()
 
     def run(self, num_helpers: int) -> None:
-        helpers = _pool.submit(self._drain, num_helpers)
+        helpers = _pool.submit(self._help, num_helpers)
         try:
             self._drain()
         finally:  # also by Ctrl-C
@@ -83,6 +85,10 @@ class _Job(Generic[T]):
         for failure in failures:
             if failure is not None:
                 raise failure
+
+    def _help(self) -> None:
+        with active.placed(self._place):
+            self._drain()
 
     def _drain(self) -> None:
         try:

@@ -28,6 +28,7 @@ from hyperslab.io.formats.tf_example import (
 )
 from hyperslab.io.reader import STACKED, ArrayReader, Format, Storage
 from hyperslab.layout import Box, Span
+from hyperslab.trace import active
 
 LIST_DTYPES: dict[str, np.dtype[Any]] = {"float": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 DESCRIPTIONS = {"bytes": "several strings of bytes", "empty": "empty", "missing": "missing"}
@@ -328,7 +329,8 @@ class RecordFile:
         with self.file.opened() as fd:
             for start in range(extent.offset, end, SUMMED_NBYTES):
                 part = buffer[: end - start]
-                self.file.fill(fd, part.data, start)
+                with active.reading(self.file.path, len(part)):
+                    self.file.fill(fd, part.data, start)
                 total.add(part)
         self._check_sum(number, total.crc, self.file.read(end, SUM.size))
         self._verified.add(number)
@@ -369,7 +371,8 @@ class FileStream:
     def _fetch(self, nbytes: int) -> None:
         left = max(0, self._file.size - self.position)
         buffer = bytearray(min(left, max(nbytes, WINDOW_NBYTES)))
-        self._file.fill(self._fd, memoryview(buffer), self.position)
+        with active.reading(self._file.path, len(buffer)):
+            self._file.fill(self._fd, memoryview(buffer), self.position)
         self._window, self._window_start = bytes(buffer), self.position
 
 

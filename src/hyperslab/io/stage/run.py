@@ -42,6 +42,7 @@ from hyperslab.partial import (
     partial_nbytes,
     remove_leftovers,
 )
+from hyperslab.trace import Category, active
 
 THREADS = 8
 """Files staged at once: a shared file system answers many requests faster than one."""
@@ -151,7 +152,7 @@ def _stage_all(
 ) -> dict[str, str]:
     failed: dict[str, str] = {}
     with ThreadPoolExecutor(threads, "hyperslab-stage") as pool:
-        work = {pool.submit(_stage_unit, dataset, unit, folder, meter): unit for unit in units}
+        work = {pool.submit(_traced, dataset, unit, folder, meter): unit for unit in units}
         try:
             for future in as_completed(work):
                 try:
@@ -165,6 +166,11 @@ def _stage_all(
             pool.shutdown(cancel_futures=True)
             raise
     return failed
+
+
+def _traced(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:
+    with active.around(Category.stage, str(unit.path), unit.disk_nbytes):
+        _stage_unit(dataset, unit, folder, meter)
 
 
 def _stage_unit(dataset: Dataset, unit: Unit, folder: Path, meter: Meter) -> None:

@@ -18,6 +18,7 @@ from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.run import npy_header
 from hyperslab.io.stage.unit import Record, Unit, array_name, find_record, plan_units, shape_of
 from hyperslab.layout import Box, Span
+from hyperslab.trace.recorder import note_local
 
 
 def open_staged(
@@ -54,6 +55,7 @@ def open_staged(
             return dataset.open_file(folder / units[path].name)
         return [StagedArray(dataset, units[path], spec, folder) for spec in units[path].specs]
 
+    note_local(folder)
     return dataset.reopened(open_file)
 
 

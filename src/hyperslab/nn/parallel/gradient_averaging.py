@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from hyperslab.comm.failure_report import contact
 from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
+from hyperslab.comm.message_spans import Awaited, recorded
 from hyperslab.comm.reduce import PendingSum, SumsBeside
 from hyperslab.errors import UnsupportedOp
 from hyperslab.layout import AXES
@@ -27,6 +28,7 @@ from hyperslab.nn.module_snapshot import TrainedWeights
 from hyperslab.nn.outputs import tensors_of
 from hyperslab.nn.parallel.checks import Comparisons
 from hyperslab.torch_private import backward_pass_id, foreach_copy_
+from hyperslab.trace import Category
 
 
 class Replica:
@@ -363,7 +365,7 @@ class _Message:
     def __init__(self, leaves: Sequence[Tensor], mesh: Mesh) -> None:
         self._leaves, self._mesh = leaves, mesh_of(leaves[0], mesh)
         self._sent = [(grad := _dense(leaf, leaf.grad), grad._version) for leaf in leaves]
-        self._sum: PendingSum | None = None
+        self._sum: Awaited[None] | None = None
         axes = axes_beside_cuts(leaves[0], self._mesh)
         num = math.prod(map(self._mesh.grid.size, axes))
         if num == 1:
@@ -372,7 +374,13 @@ class _Message:
         self._mean = _in_a_row(grads, [_own(leaf) for leaf in leaves])
         self._mean /= num  # before the sum: half overflows
         with contact("averaging gradients", mesh):
-            self._sum = PendingSum(self._mean, self._mesh, axes)
+            self._sum = recorded(
+                lambda: PendingSum(self._mean, self._mesh, axes),
+                Category.all_reduce,
+                "gradients",
+                self._mean.nbytes,
+                self._mean.device,
+            )
 
     @torch.no_grad()
     def receive(self) -> None:

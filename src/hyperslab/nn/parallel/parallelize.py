@@ -53,6 +53,7 @@ from hyperslab.nn.parallel.meta_weights import give_values, meta_parts
 from hyperslab.nn.parallel.outside_tensors import leave_to_fsdp
 from hyperslab.nn.parallel.plan import Plan, cuts_by_name, install_plan, read_plan
 from hyperslab.nn.parallel.whole_weights import load_whole_weights
+from hyperslab.nn.pass_spans import follow_backward, forward_pass
 from hyperslab.nn.plain_random import PlainDraws
 from hyperslab.nn.single_rank.module_pass import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
@@ -289,8 +290,9 @@ def _run(module: nn.Module, state: _State, args: Any, kwargs: Any) -> Any:
     if state.mesh.backend is not None:
         state.comparisons.begin()
     try:
-        with PlainDraws(state.mesh):
+        with PlainDraws(state.mesh), forward_pass(module, state.mesh.device):
             out = state.run(*args, **kwargs)
+        follow_backward(out, state.mesh.device)
         if type(out) is not Slab:
             check_computed(out)
     except Exception as error:

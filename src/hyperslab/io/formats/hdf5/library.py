@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.trace import active
 
 Blob = NDArray[np.uint8]
 
@@ -43,9 +44,10 @@ class Library:
     def ask(self, do: str, path: Path, **what: Any) -> tuple[dict[str, Any], Blob]:
         """The answer to a request of ``child.py``; raises ``FormatError`` if there is none."""
         request = {"do": do, "path": str(path.absolute()), "folder": _folder(), **what}
-        with self._lock:
+        with self._lock, active.reading(path, opening=do != "read") as span:
             try:
                 answer, blob = self._ask_twice(request)
+                span.nbytes = blob.nbytes
             except _ChildDiedError as error:
                 raise FormatError(f"{path} {error}") from error
         if "error" in answer:
