@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm.device_spans import collect_all
 from hyperslab.testing import seeded
 from hyperslab.trace import Category, Flag, active, load_trace
 
@@ -119,3 +120,44 @@ def test_a_module_with_hooks_of_a_trace_computes_the_same_without_one(tmp_path):
     after = model(hs.shard(x, mesh)).local
     assert torch.equal(before, within)
     assert torch.equal(before, after)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", ["coarse", "detailed"])
+def test_passes_on_a_gpu_are_timed_by_its_own_events(level, tmp_path):
+    mesh = hs.init()
+    model = hs.parallelize(network(), mesh)
+    x = hs.shard(seeded(2, 2, 4, 4, 4), mesh)
+    with hs.trace.recording(tmp_path, level=level):
+        for _ in range(3):
+            model(x).square().mean().backward()
+        torch.cuda.synchronize()
+        collect_all()
+    trace = load_trace(tmp_path)
+    on_gpu = trace.spans[trace.spans["flags"] == Flag.device]
+    assert {trace.threads[number].name for number in on_gpu["thread"]} == {"gpu compute"}
+    assert (on_gpu["category"] == Category.compute).all()
+    passes = [span for span in on_gpu if not span["layer"]]
+    assert [trace.strings[span["name"]] for span in passes] == ["forward", "backward"] * 3
+    assert (on_gpu["duration"] > 0).all()
+    assert bool(on_gpu["layer"].any()) == (level == "detailed")
+    launches = [span for span in trace.of(Category.other) if not span["layer"]]
+    for launch, span in zip(launches, passes, strict=True):
+        assert launch["start"] <= span["start"] + 100_000
+
+
+@pytest.mark.gpu
+def test_passes_in_cuda_graphs_are_recorded_as_ever_and_one_span_each(tmp_path):
+    mesh, x = hs.init(), seeded(2, 2, 4, 4, 4)
+    torch.manual_seed(0)
+    model = hs.parallelize(network().eval(), mesh, cuda_graphs=True)
+    expected = model(hs.shard(x, mesh)).local.clone()
+    with hs.trace.recording(tmp_path, level="detailed"):
+        for _ in range(4):
+            assert torch.equal(model(hs.shard(x, mesh)).local, expected)
+        torch.cuda.synchronize()
+        collect_all()
+    trace = load_trace(tmp_path)
+    on_gpu = trace.spans[trace.spans["flags"] == Flag.device]
+    assert [trace.strings[number] for number in on_gpu["name"]] == ["forward"] * 4
+    assert not on_gpu["layer"].any()
