@@ -17,6 +17,7 @@ from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, 
 from hyperslab.cli.output import counted, print_result, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
+from hyperslab.io.finding import find_files
 from hyperslab.io.info import (
     DataInfo,
     MeshReads,
@@ -28,7 +29,6 @@ from hyperslab.io.info import (
 )
 from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays
 from hyperslab.io.info.reads import RankReads, find_trouble
-from hyperslab.io.opening import find_files
 from hyperslab.io.partial import shown_nbytes
 from hyperslab.io.spec import READINGS, shown_shape
 from hyperslab.layout import Grid

@@ -153,6 +153,12 @@ class ArraySpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def row_spec(name: str, reader: ArrayReader) -> ArraySpec:
+    """Of an array with a row of numbers, or one number, for each sample."""
+    axes = SampleAxes("", True, len(reader.shape) - 1)
+    return ArraySpec(name, axes, reader.shape[1:], reader.dtype, is_cut=False)
+
+
 def shown_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
