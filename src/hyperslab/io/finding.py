@@ -65,10 +65,10 @@ def _files_of(folder: Path) -> list[SourceFile]:
             by_format.setdefault(format_of(path), []).append(path)
     by_format = {name: found for name, found in by_format.items() if name != "csv"} or by_format
     if len(by_format) != 1:
-        has = ", ".join(f"{len(found)} of {name}" for name, found in by_format.items())
+        counts = ", ".join(f"{len(found)} of {name}" for name, found in by_format.items())
+        has = f"files of several formats ({counts})" if counts else "no files of a known format"
         raise FormatError(
-            f"{folder} has {has or 'no'} files{' of a known format' * (not has)}: name those of one "
-            "format, by a pattern such as 'cosmo/*.h5'"
+            f"{folder} has {has}: name those of one format, by a pattern such as 'cosmo/*.h5'"
         )
     pattern = f"{glob.escape(str(folder))}/*"
     return [named_by(str(path), pattern) for paths in by_format.values() for path in paths]
