@@ -81,7 +81,7 @@ def open(
         return Dataset(shared(lambda: open(paths, **options).manifest, mesh))
     asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
     given = {name: value for name, value in asked.items() if value is not None}
-    if (index := _index_of(paths)) is not None:
+    if (index := index_of(paths)) is not None:
         if more := sorted({*given, *options, *(["preset"] if preset else [])}):
             raise ConfigError(f"{index} tells what its files hold: leave out {', '.join(more)}")
         return Dataset(load_manifest(index))
@@ -128,8 +128,8 @@ def open_target(
     return Dataset(_manifest(files, opening, first, [spec]))
 
 
-def _index_of(paths: Paths) -> Path | None:
-    """The one file of ``paths``, if it is an index."""
+def index_of(paths: Paths) -> Path | None:
+    """The only one of ``paths``, if it is an index."""
     first, *more = listed_paths(paths) or [None]
     path = first.path if isinstance(first, SourceFile) else first
     return None if more or not str(path).endswith(SUFFIX) else Path(path_text(path))
