@@ -25,6 +25,7 @@ from hyperslab.io.spec import (
     checked_box,
     checked_out,
     is_like,
+    is_on_grid,
     sample_layout,
     shown_shape,
 )
@@ -220,7 +221,7 @@ def joined(
         if isinstance(other, Dataset):
             rows[name] = pair(dataset.manifest, other.manifest, name, by, setting=setting)
             found[name] = as_target(other.manifest, name, dataset.manifest)
-            _check_files_alike(other, name)
+            _check_files_alike(dataset, other, rows[name], name)
         else:
             found[name], rows[name] = other.join_to(dataset.manifest, name, by, setting=setting)
     return Dataset(dataset.manifest.join(found, rows))
@@ -246,24 +247,35 @@ def open_checked(source: Source, number: int) -> list[ArrayReader]:
     return readers
 
 
-def _check_files_alike(other: Dataset, name: str) -> None:
-    """Raises if files have other shapes than the first.
+def _check_files_alike(dataset: Dataset, other: Dataset, rows: Indices, name: str) -> None:
+    """Raises if files have other shapes than the first, and other extents than their samples.
 
     Those that cannot be opened are told when they are read.
     """
-    (source,) = other.manifest.sources
+    mine, (source,) = dataset.manifest.sources[0], other.manifest.sources
+    spec, sample = source.arrays[0], mine.arrays[0]
+    partners = dict(
+        zip(
+            other.manifest.places[rows, 0, 0].tolist(),
+            dataset.manifest.places[:, 0, 0],
+            strict=True,
+        )
+    )
     odd: dict[int, str] = {}
 
     def look(number: int) -> None:
-        path, spec = source.files[number].path, source.arrays[0]
+        path = source.files[number].path
         try:
             reader = source.open(path)[0]
+            if is_like(spec, reader):
+                return
+            beside = mine.open(mine.files[partners[number]].path)[0]
         except FormatError:
             return
-        if not is_like(spec, reader):
+        if not is_on_grid(spec, reader, sample, beside):
             odd[number] = f"{path.parent.name}/{path.name} has {reader.dtype} {reader.shape}"
 
-    for_each(look, range(len(source.files)))
+    for_each(look, sorted(partners))
     if odd:
         raise FormatError(
             f"{len(odd)} of {len(source.files)} files of {name!r} are not like the first, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
 from pathlib import Path
@@ -198,6 +198,24 @@ def is_like(spec: ArraySpec, reader: ArrayReader) -> bool:
     fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
     return (
         fits and spec.axes.sample_shape(reader.shape) == spec.shape and reader.dtype == spec.dtype
+    )
+
+
+def is_on_grid(
+    spec: ArraySpec, reader: ArrayReader, sample: ArraySpec, beside: ArrayReader
+) -> bool:
+    """Whether ``reader`` has a map like ``spec`` that fits its own sample, in ``beside``.
+
+    Both may be of other extents than those of other samples.
+    """
+    pairs = ((spec, reader), (sample, beside))
+    if any(len(each.shape) != s.axes.ndim + s.axes.stacked for s, each in pairs):
+        return False
+    mine, theirs = (s.axes.sample_shape(each.shape) for s, each in pairs)
+    return (
+        spec.is_cut
+        and reader.dtype == spec.dtype
+        and has_same_space(spec.axes.names, mine, replace(sample, shape=theirs))
     )
 
 
