@@ -11,14 +11,19 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options_and_out
+from hyperslab.cli.local_ranks import find_launcher
 from hyperslab.cli.output import bars, counted, print_result, progress_bar, two_columns
+from hyperslab.cli.rank_errors import begin_rank, told_once
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.measures import ChannelStatistics, Statistics
 from hyperslab.io.opening import index_of, looked_at
+from hyperslab.io.sharing import Ranks
 from hyperslab.io.spec import shown_shape
 from hyperslab.io.statistics import NONZERO, with_statistics
 
 SHOWN_PERCENTILES = ("1", "50", "99")
+GROUP = 4
+"""Bins that are shown as one."""
 
 INDEX_EXAMPLES = """\b
 Examples:
@@ -92,7 +97,10 @@ Examples:
     help=f"Count alone what is not 0 ({NONZERO}), or lies where this label map is above 0.",
 )
 @JSON
-def stats(source: Source, foreground: str | None, out: Path | None, as_json: bool) -> None:
+@click.pass_context
+def stats(
+    ctx: click.Context, source: Source, foreground: str | None, out: Path | None, as_json: bool
+) -> None:
     """Measure all values of all samples at PATH: mean, deviation, percentiles, histogram.
 
     Each channel by itself, exactly, and the same on any number of ranks: start it under torchrun or
@@ -100,25 +108,38 @@ def stats(source: Source, foreground: str | None, out: Path | None, as_json: boo
     takes it.
     """
     out = out or index_of(source.paths)
-    mesh = _mesh()
+    begin_rank()
+    launch = find_launcher()
+    if launch is None:
+        found = _measure(source, foreground, out, None)
+    else:
+        with_traceback = bool(ctx.parent and ctx.find_root().params.get("traceback"))
+        with told_once(launch, with_traceback=with_traceback):
+            found = _measure(source, foreground, out, _mesh())
+    if launch is None or launch.rank == 0:
+        print_result(found.to_dict(), as_json, *_report(found, out))
+
+
+def _measure(
+    source: Source, foreground: str | None, out: Path | None, mesh: Ranks | None
+) -> Statistics:
+    """Measures, and has rank 0 write the index."""
     dataset = source.open(mesh)
     with progress_bar("Measuring", in_bytes=True) as progress:
-        dataset = with_statistics(dataset, mesh, foreground=foreground, progress=progress)
-    if mesh is not None and mesh.rank:
-        return
+        told = progress if mesh is None or mesh.rank == 0 else None
+        dataset = with_statistics(dataset, mesh, foreground=foreground, progress=told)
     if out is not None:
-        dataset.save(out)
+        path = out
+        if mesh is None:
+            dataset.save(path)
+        else:
+            mesh.ask_first(lambda: dataset.save(path))
     found = dataset.manifest.statistics
     assert found is not None
-    print_result(found.to_dict(), as_json, *_report(found, out))
+    return found
 
 
-def _mesh() -> Any:
-    """The ranks that a launcher has started, if there are several: each is a share of the work."""
-    from hyperslab.comm.launch import find_launch
-
-    if find_launch().num_ranks == 1:
-        return None
+def _mesh() -> Ranks:
     from hyperslab.comm.join import init
 
     return init(device="cpu")
@@ -142,6 +163,6 @@ def _row(channel: ChannelStatistics, percentiles: list[str]) -> list[str]:
     middle = [channel.percentiles.get(each) for each in percentiles]
     numbers = (channel.minimum, *middle, channel.maximum, channel.mean, channel.std)
     shown = ["-" if value is None else f"{value:.5g}" for value in numbers]
-    pairs = zip(channel.histogram[::2], channel.histogram[1::2], strict=True)
-    drawn = bars([first + second for first, second in pairs])
+    counts = channel.histogram
+    drawn = bars([sum(counts[start : start + GROUP]) for start in range(0, len(counts), GROUP)])
     return [str(channel.count), *shown, str(channel.not_finite), f"|{drawn}|"]
