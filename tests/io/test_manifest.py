@@ -245,3 +245,32 @@ def test_a_folder_stands_for_its_files_of_one_format(tmp_path):
         pass
     with pytest.raises(hs.FormatError, match=r"files of several formats \(1 of hdf5, 3 of npy\)"):
         hs.open(folder, axes="HW")
+
+
+@pytest.mark.ranks(2)
+def test_ranks_open_what_rank_0_has_found_or_stop_together(tmp_path):
+    mesh = hs.init(device="cpu")
+    if mesh.rank == 0:
+        save_cubes(tmp_path / "x", 4)
+    data = mesh.ask_first(lambda: None) or hs.open(tmp_path / "x", axes="HW", mesh=mesh)
+    assert first_values(data) == [0, 1, 2, 3]
+    assert len({*mesh.tell_all(data.manifest.digest())}) == 1
+    with pytest.raises(hs.FormatError, match="no file fits"):
+        hs.open(tmp_path / "y*.npy", axes="HW", mesh=mesh)
+    with pytest.raises(hs.ConfigError, match="does not tell its dims"):
+        hs.open(tmp_path / "x", mesh=mesh)
+
+
+@pytest.mark.slow
+def test_20_000_files_are_looked_at_once_each_for_8_ranks(tmp_path, counted_stats):
+    (tmp_path / "x").mkdir()
+    np.save(tmp_path / "x" / "00000.npy", np.zeros((2, 2), np.int16))
+    for number in range(1, 20_000):
+        os.link(tmp_path / "x" / "00000.npy", tmp_path / "x" / f"{number:05}.npy")
+    told = []
+    parts = [hs.open(tmp_path / "x", axes="HW", mesh=OneOfMany(r, told)) for r in range(8)]
+    assert len(counted_stats) == 20_000 + 8
+    parts[0].save(tmp_path / "data.json")
+    counted_stats.clear()
+    assert hs.open(tmp_path / "data.json").manifest.digest() == parts[7].manifest.digest()
+    assert len(counted_stats) == 20_000
