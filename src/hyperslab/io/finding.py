@@ -53,16 +53,18 @@ def find_named_files(paths: Paths, format: str | None = None) -> list[SourceFile
 
 def absolute(files: Iterable[SourceFile]) -> list[SourceFile]:
     """The same files wherever the process goes later."""
-    return [replace(file, path=file.path.absolute()) for file in files]
+    return [
+        file if file.path.is_absolute() else replace(file, path=file.path.absolute())
+        for file in files
+    ]
 
 
 def _files_of(folder: Path) -> list[SourceFile]:
     """Those of one format in a folder; tables beside them hold targets, not samples."""
-    names = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    by_format: dict[str, list[Path]] = {}
-    for path in names:
-        if suffix_of(path):
-            by_format.setdefault(format_of(path), []).append(path)
+    by_format: dict[str, list[SourceFile]] = {}
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        if not path.name.startswith(".") and suffix_of(path):
+            by_format.setdefault(format_of(path), []).append(SourceFile(path, (path.name,)))
     by_format = {name: found for name, found in by_format.items() if name != "csv"} or by_format
     if len(by_format) != 1:
         counts = ", ".join(f"{len(found)} of {name}" for name, found in by_format.items())
@@ -70,8 +72,7 @@ def _files_of(folder: Path) -> list[SourceFile]:
         raise FormatError(
             f"{folder} has {has}: name those of one format, by a pattern such as 'cosmo/*.h5'"
         )
-    pattern = f"{glob.escape(str(folder))}/*"
-    return [named_by(str(path), pattern) for paths in by_format.values() for path in paths]
+    return next(iter(by_format.values()))
 
 
 def path_text(path: object) -> str:

@@ -57,7 +57,7 @@ def check_versions(manifest: Manifest, path: Path) -> None:
 
     Each is looked at by one ``stat``.
     """
-    files = list({file.path: file for file in manifest.all_files()}.values())
+    files = list({str(file.path): file for file in manifest.all_files()}.values())
     versions = versions_of([file.path for file in files])
     told = [
         words
@@ -90,8 +90,9 @@ def _new_files(manifest: Manifest) -> list[Path]:
     """Those that the patterns find by now and that are not in the manifest."""
     if not manifest.patterns:
         return []
-    known = {file.path for file in manifest.files}
-    return [file.path for file in find_named_files(manifest.patterns) if file.path not in known]
+    known = {str(file.path) for file in manifest.files}
+    found = find_named_files(manifest.patterns)
+    return [file.path for file in found if str(file.path) not in known]
 
 
 # Values as JSON has them

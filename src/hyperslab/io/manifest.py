@@ -302,13 +302,7 @@ class Manifest:
 
 def look_at_files(files: Sequence[SourceFile]) -> tuple[SourceFile, ...]:
     """The files with their versions, by one ``stat`` each."""
-    return with_versions(files, versions_of([file.path for file in files]))
-
-
-def with_versions(
-    files: Sequence[SourceFile], versions: Sequence[Version | None]
-) -> tuple[SourceFile, ...]:
-    pairs = zip(files, versions, strict=True)
+    pairs = zip(files, versions_of([file.path for file in files]), strict=True)
     return tuple([replace(file, version=version) for file, version in pairs])
 
 

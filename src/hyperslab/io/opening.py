@@ -26,7 +26,7 @@ from hyperslab.io.manifest import (
     Manifest,
     Source,
     SourceFile,
-    look_at_files,
+    versions_of,
 )
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import STACKED, ArrayReader, Format, Opening, find_format, format_of
@@ -152,9 +152,10 @@ def _manifest(
     if specs[0].axes.stacked:
         others = [opening(file.path)[0] for file in files[1:]]
         counts = [specs[0].axes.num_samples(each.shape) for each in (first[0], *others)]
+    versions = versions_of([file.path for file in files])
     seen = [
-        replace(file, num_rows=count)
-        for file, count in zip(look_at_files(files), counts, strict=True)
+        SourceFile(file.path, file.wild, version, count)
+        for file, version, count in zip(files, versions, counts, strict=True)
     ]
     source = Source(opening, tuple(specs), tuple(seen))
     return Manifest.of_files(source, stats=stats, patterns=patterns)

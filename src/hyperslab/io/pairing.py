@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -31,18 +32,19 @@ _TOKENS = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])")
 
 def named_by(path: str, pattern: str) -> SourceFile:
     """A file that ``pattern`` has found, with what its wildcards stand for there."""
-    match = re.fullmatch(_expression(pattern), path, re.DOTALL)
+    match = _expression(pattern).fullmatch(path)
     return SourceFile(Path(path), tuple(part or "" for part in match.groups()) if match else ())
 
 
-def _expression(pattern: str) -> str:
+@lru_cache(16)
+def _expression(pattern: str) -> re.Pattern[str]:
     """A pattern of files as a regular expression, with a group for each wildcard."""
     parts = _TOKENS.split(pattern)
     for place in range(1, len(parts), 2):
         characters = parts[place]
         parts[place] = _WILDCARDS.get(characters) or f"({characters.replace('[!', '[^', 1)})"
     parts[::2] = map(re.escape, parts[::2])
-    return "".join(parts)
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def as_target(other: Manifest, name: str, manifest: Manifest) -> Manifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -182,12 +183,21 @@ def find_format(path: Path, name: str | None = None) -> type[Format]:
 
 def suffix_of(path: Path) -> str:
     """The longest suffix of a known format that the name of ``path`` ends with, or nothing."""
-    fitting = [suffix for suffix in _formats_by_suffix() if path.name.lower().endswith(suffix)]
-    return max(fitting, key=len, default="")
+    name = path.name.lower()
+    return next((suffix for suffix in _formats_by_suffix() if name.endswith(suffix)), "")
 
 
-def _formats_by_suffix() -> dict[str, str]:
-    return {suffix: name for name, suffixes in known_formats().items() for suffix in suffixes}
+def _formats_by_suffix() -> Mapping[str, str]:
+    """The longest suffix first."""
+    return _sorted_suffixes(tuple(_REGISTERED.items()))
+
+
+@lru_cache(1)
+def _sorted_suffixes(registered: tuple[tuple[str, type[Format]], ...]) -> Mapping[str, str]:
+    """Made once: there may be many files to look at."""
+    del registered  # what is known depends on it
+    pairs = [(suffix, name) for name, suffixes in known_formats().items() for suffix in suffixes]
+    return dict(sorted(pairs, key=lambda pair: -len(pair[0])))
 
 
 def format_of(path: Path) -> str:
