@@ -28,6 +28,7 @@ SMALL = {
     "losses.py": ["--library", "monai", "--filter", "DiceLoss"],
     "mutants.py": ["--list"],
     "overhead.py": ["--repeats", "1"],
+    "plan_memory.py": ["--small", "--networks", "U-Net", "--meshes", "one"],
     "plan_ours.py": ["--small"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
     "read.py": ["--size", "16", "--rounds", "1"],

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
+from traces import UNIX_NS, Made, write_random_trace, write_trace
 
 from hyperslab.errors import FormatError
-from hyperslab.testing.traces import UNIX_NS, Made, write_random_trace, write_trace
 from hyperslab.trace import Category, load_trace
 from hyperslab.trace.file import read_trace_file
 

@@ -272,13 +272,7 @@ def _post_staged(
     with contact(doing, mesh):
         works = _receive(staging.incoming, receives, mesh)
     return Pending(
-        works,
-        [],
-        [],
-        mesh,
-        doing,
-        staging,
-        lambda: _send(staging.outgoing(), sends, mesh),
+        works, [], [], mesh, doing, staging, lambda: _send(staging.outgoing(), sends, mesh)
     )
 
 

@@ -25,10 +25,7 @@ class DenseAutoencoder(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int = 196608,
-        hidden: Sequence[int] = (10000,),
-        output: str = "linear",
+        self, inputs: int = 196608, hidden: Sequence[int] = (10000,), output: str = "linear"
     ) -> None:
         super().__init__()
         check_at_least(1, inputs=inputs)

@@ -89,12 +89,7 @@ _LAYOUTS = {
         *((104, "8d"), (344, "2i"), (352, "6d"), (400, "12d"), 544),
     ),
 }
-_MAGIC = {
-    b"n+1\0": True,
-    b"ni1\0": False,
-    b"n+2\0\r\n\x1a\n": True,
-    b"ni2\0\r\n\x1a\n": False,
-}
+_MAGIC = {b"n+1\0": True, b"ni1\0": False, b"n+2\0\r\n\x1a\n": True, b"ni2\0\r\n\x1a\n": False}
 """Whether header and data are in one file."""
 
 

@@ -194,10 +194,7 @@ def _read(reader: ArrayReader, box: Box) -> tuple[NDArray[Any], int]:
 
 
 def _compare(
-    path: Path,
-    job: Job,
-    old_readers: Mapping[str, ArrayReader],
-    checksums: Mapping[str, list[int]],
+    path: Path, job: Job, old_readers: Mapping[str, ArrayReader], checksums: Mapping[str, list[int]]
 ) -> None:
     """Reads what was written, by our own reader, and raises if it is not what the source gave."""
     names = [plan.name for plan in job.arrays]

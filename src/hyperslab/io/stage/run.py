@@ -307,11 +307,7 @@ def write_array(
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """The head of an NPY file, filled up so that the data begins on a page."""
-    fields = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = np.lib.format.magic(1, 0)
     text = repr(fields).encode("latin1")
     length = -(-(len(head) + 3 + len(text)) // PAGE_NBYTES) * PAGE_NBYTES - len(head) - 2
