@@ -163,6 +163,17 @@ def test_an_index_tells_what_its_files_hold(tmp_path):
         hs.open(tmp_path / "a.json", axes="HW")
 
 
+def test_an_index_of_strangers_may_be_held_to_its_own_files(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = np.zeros((4, 4))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = h5py.ExternalLink("other.h5", "x")
+    hs.open(tmp_path / "a.h5", sample="x", axes="HW").save(tmp_path / "a.json")
+    assert hs.open(tmp_path / "a.json").read(0).shape == (4, 4)
+    with pytest.raises(hs.FormatError, match="which external=False refuses"):
+        hs.open(tmp_path / "a.json", external=False).read(0)
+
+
 class OneOfMany:
     """A rank of several that are told what rank 0 has found."""
 

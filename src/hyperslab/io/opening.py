@@ -75,31 +75,56 @@ def open(
             has found. Collective over all ranks.
         options: For the format, such as ``dtype``, ``shape`` and ``offset`` of raw files.
     """
-    if mesh is not None and mesh.num_ranks > 1:
-        options |= {"sample": sample, "target": target, "axes": axes, "stats": stats}
-        options |= {"preset": preset, "format": format, "external": external}
-        return Dataset(shared(lambda: open(paths, **options).manifest, mesh))
     asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
     given = {name: value for name, value in asked.items() if value is not None}
-    if (index := index_of(paths)) is not None:
-        if more := sorted({*given, *options, *(["preset"] if preset else [])}):
-            raise ConfigError(f"{index} tells what its files hold: leave out {', '.join(more)}")
-        return Dataset(load_manifest(index))
-    known = {**dict.fromkeys(asked), **_preset(preset), **given}
-    settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
-    _check_types(known)
+
+    def make() -> Manifest:
+        if (index := index_of(paths)) is not None:
+            more = [*given, *options, *(["preset"] if preset else [])]
+            return _indexed(index, more, external=external)
+        known = {**dict.fromkeys(asked), **_preset(preset), **given}
+        settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
+        _check_types(known)
+        return _found(paths, known, settings, external=external)
+
+    return Dataset(make() if mesh is None or mesh.num_ranks == 1 else shared(make, mesh))
+
+
+def _found(
+    paths: Paths, known: Mapping[str, Any], settings: Mapping[str, Any], *, external: bool
+) -> Manifest:
+    """All samples of the files, whose arrays are as the first file tells."""
     files = absolute(find_named_files(paths, known["format"]))
     path = files[0].path
     opening = _opening(path, known, settings, external=external)
-    letters = known["axes"]
-    names = opening.names
+    letters, names = known["axes"], opening.names
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})
     if unknown := sorted(set(by_name) - set(names)):
         raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {[*names]}")
     first = opening(path)
     specs = _specs(path, names, first, by_name)
     patterns = tuple(map(_absolute_text, filter(is_pattern, listed_paths(paths))))
-    return Dataset(_manifest(files, opening, first, specs, known["stats"], patterns))
+    return _manifest(files, opening, first, specs, known["stats"], patterns)
+
+
+def _indexed(index: Path, given: Sequence[str], *, external: bool) -> Manifest:
+    """The manifest in a file, which itself says what is otherwise ``given``."""
+    if given:
+        raise ConfigError(
+            f"{index} tells what its files hold: leave out {', '.join(sorted(given))}"
+        )
+    manifest = load_manifest(index)
+    sources = [
+        replace(source, opening=_guarded(source.opening, source.files[0].path, external=external))
+        for source in manifest.sources
+    ]
+    return replace(manifest, sources=tuple(sources))
+
+
+def _guarded(opening: Opening, path: Path, *, external: bool) -> Opening:
+    """The same, but that files may take no data from others unless they may."""
+    more = _settings(find_format(path, opening.format), external=external)
+    return replace(opening, options={**opening.options, **more})
 
 
 def open_target(
