@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from hyperslab.comm.join import init as init
     from hyperslab.comm.mesh import Mesh as Mesh
     from hyperslab.io.dataset import Dataset as Dataset
+    from hyperslab.io.manifest import Manifest as Manifest, Sample as Sample
     from hyperslab.io.opening import open as open
+    from hyperslab.io.statistics import with_statistics as with_statistics
+    from hyperslab.io.tables import attributes as attributes, table as table
     from hyperslab.nn.op import register as register
     from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
@@ -34,7 +37,12 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Dataset": "hyperslab.io",
+    "Manifest": "hyperslab.io",
+    "Sample": "hyperslab.io",
+    "attributes": "hyperslab.io",
     "open": "hyperslab.io",
+    "table": "hyperslab.io",
+    "with_statistics": "hyperslab.io",
     "Mesh": "hyperslab.comm",
     "init": "hyperslab.comm",
     "Loader": "hyperslab.store",

@@ -59,8 +59,9 @@ class DataConfig:
     """Whether files may take data from others that they name, as HDF5's links do."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``.
-    Each of ``files``, ``validation`` and ``test`` must find its partner there, by name."""
+    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``, or
+    a table, as in ``y = "targets.csv"``. Each of ``files``, ``validation`` and ``test`` must find
+    its partner there, by name."""
 
     validation_beside: Mapping[str, str] = field(default_factory=dict)
     """The same for the files of ``validation``, where their targets lie elsewhere."""
@@ -70,7 +71,19 @@ class DataConfig:
 
     pair_by: str | None = None
     """What the names of partners have in common, where it is neither the name without folder and
-    suffix nor what wildcards stand for: a regular expression with a group, or ``order``."""
+    suffix nor what wildcards stand for: a regular expression with a group, a CSV file of pairs,
+    ``order`` (of files) or ``row`` (sample by sample)."""
+
+    columns: str | Sequence[str] | None = None
+    """Of the table in ``beside``, those with the numbers; left out, all but ``key``. One name
+    gives one number a sample, a list a vector."""
+
+    key: str | None = None
+    """Its column that names the samples' files; left out, the first."""
+
+    attributes: str | Sequence[str] = ()
+    """Of the samples' own HDF5 files, those that are the target ``attributes``: ``mass`` of the
+    file, ``galaxy@mass`` of an array or a group in it."""
 
     tile: Sequence[int] | int | None = None
     """Cuts every sample into tiles of these spatial extents, each a sample of its own."""

@@ -11,14 +11,13 @@ from typing import Any
 
 from torch import nn
 
-from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
 from hyperslab.train.auto_mesh import choose_mesh, init_mesh
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
-from hyperslab.train.datasets import digest, make_loader, open_parts
+from hyperslab.train.datasets import make_loader, open_parts
 from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
 from hyperslab.train.loop import Trainer
@@ -48,7 +47,7 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
-        parts = run_on_all(lambda: open_parts(asked), mesh)
+        parts = open_parts(asked, mesh)
         if asked.mesh.auto:
             choice = choose_mesh(asked, mesh, parts["train"])
             config, forecast, lines = choice.config, choice.forecast, choice.lines
@@ -123,7 +122,7 @@ def _trainer(
         recorder=stack.enter_context(Recorder(folder, mesh, tensorboard=config.run.tensorboard)),
         progress=stack.enter_context(TrainProgress(config.train.epochs, show=mesh.rank == 0)),
         signals=signals,
-        parts_digest={name: digest(part) for name, part in parts.items()},
+        parts_digest={name: part.manifest.digest() for name, part in parts.items()},
     )
 
 

@@ -120,7 +120,7 @@ def _open(job: Job) -> dict[str, ArrayReader]:
                 f"{job.source} has samples of {found} in array {plan.name!r}, but {plan.sample} "
                 "was expected, as in the first file"
             )
-    return dict(zip(dataset.arrays, dataset.open_file(job.source), strict=True))
+    return dict(zip(dataset.arrays, dataset.manifest.sources[0].open(job.source), strict=True))
 
 
 def _write(
