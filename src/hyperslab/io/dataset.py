@@ -35,7 +35,7 @@ from hyperslab.io.spec import (
     shown_shape,
 )
 from hyperslab.io.tiled import Tiling, open_tiled
-from hyperslab.layout import Box, Grid
+from hyperslab.layout import Box, Grid, Layout
 
 
 class Dataset:
@@ -62,6 +62,11 @@ class Dataset:
         """Whether a sample's arrays lie in several files."""
         self.tilings: tuple[Tiling, ...] = ()
         """How the files' samples were cut into those of this dataset, if they were."""
+        self.layouts: Mapping[str, Layout] = {}
+        """How ranks have cut one sample of the arrays that they hold already, by name."""
+        self.owned_in: int | None = None
+        """The epoch in whose order they hold them; None where samples are yet to be read."""
+        """The epoch in whose order they hold them; None where samples are yet to be read."""
         self._chosen: Indices | None = None
         self._ends = list(accumulate(counts))
         self.open_file = open_file

@@ -108,14 +108,14 @@ class ConvAutoencoder(StackedAutoencoder):
             )
         act, widths = check_activation(activation), [in_channels, *channels]
         conv, back, norm = CONVOLUTIONS[dims]
-        shape = {"stride": stride, "padding": (kernel - stride) // 2}
+        padding = (kernel - stride) // 2
 
         def pairs() -> Iterator[tuple[nn.Module, nn.Module]]:
             for i, (a, b) in enumerate(pairwise(widths)):
                 norms = [norm(b)] if batch_norm else []
-                encoder = nn.Sequential(conv(a, b, kernel, **shape), *norms, act())
+                encoder = nn.Sequential(conv(a, b, kernel, stride, padding), *norms, act())
                 last = act() if i else OUTPUTS[output]()
-                yield encoder, nn.Sequential(back(b, a, kernel, **shape), last)
+                yield encoder, nn.Sequential(back(b, a, kernel, stride, padding), last)
 
         super().__init__([*pairs()], tied=tied)
         self.in_channels, self._dims = in_channels, dims

@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from hyperslab.errors import ConfigError, check_choice
 from hyperslab.io.spec import shown_shape
 from hyperslab.models.checks import check_at_least, check_dropout, check_widths
+from hyperslab.models.initial import init_glorot
 
 Stages: TypeAlias = tuple[int, int]
 """The first pair that takes part, and the one after the last."""
@@ -213,9 +214,13 @@ class EncoderHead(nn.Module):
         self.encoder, self.flattens, self.frozen = stack.encoder, stack.flattens, frozen
         self.encoder.requires_grad_(not frozen)
         shape = code_shape(stack, sample_shape)
-        self.head = _make_head(shape, outputs, hidden, cells, dropout)
-        weight = next(stack.encoder.parameters())
-        self.head.to(dtype=weight.dtype)
+        head = _make_head(shape, outputs, hidden, cells, dropout)
+        like = next(stack.encoder.parameters(), torch.empty(0))
+        self.head = head.to(like.device, like.dtype)
+
+    def reset_parameters(self) -> None:
+        """Draws all weights, as for a model that was made without values."""
+        init_glorot(self, bias=0.0)
 
     def train(self, mode: bool = True) -> EncoderHead:
         super().train(mode)

@@ -18,7 +18,9 @@ from hyperslab.io.pairing import BY_ORDER, NamedFile, pair_files
 from hyperslab.io.schedule import permutation
 from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
+from hyperslab.train.labelled import take_labelled
 from hyperslab.train.preset_list import hint_for
+from hyperslab.train.task import Roles
 
 PARTS = ("train", "validation", "test")
 
@@ -37,12 +39,22 @@ def open_parts(config: Config) -> dict[str, Dataset]:
     partners = _partners(data, files)
     whole = _opened(data, files["train"], partners["train"])
     parts = _split(whole, shares, config.train.seed)
+    parts["train"] = _labelled(parts["train"], config)
     for name in others:
         parts[name] = _opened(data, files[name], partners[name])
         _check_alike(name, parts[name], whole)
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}
+
+
+def _labelled(part: Dataset, config: Config) -> Dataset:
+    """The samples whose labels are to be used; tiles of a sample go together."""
+    classes = None
+    if config.task.kind == "classification" and config.data.labelled_fraction < 1:
+        classes = Roles.of(part, config.task).target
+    fraction, seed = config.data.labelled_fraction, config.train.seed
+    return take_labelled(part, fraction, seed, classes=classes)
 
 
 def digest(part: Dataset) -> int:
