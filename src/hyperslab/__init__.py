@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hyperslab.comm.mesh import Mesh as Mesh
     from hyperslab.io.dataset import Dataset as Dataset
     from hyperslab.io.opening import open as open
+    from hyperslab.models.stacked import (
+        EncoderHead as EncoderHead,
+        StackedAutoencoder as StackedAutoencoder,
+    )
     from hyperslab.nn.op import register as register
     from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from hyperslab.planner.planning import plan as plan
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize
+    from hyperslab.train.pretrain import pretrain as pretrain
 
 __version__ = "0.1.0"
 
@@ -36,6 +41,8 @@ _LAZY = {
     "open": "hyperslab.io",
     "Mesh": "hyperslab.comm",
     "init": "hyperslab.comm",
+    "EncoderHead": "hyperslab.models",
+    "StackedAutoencoder": "hyperslab.models",
     "Loader": "hyperslab.store",
     "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
@@ -44,6 +51,7 @@ _LAZY = {
     "gather": "hyperslab.nn",
     "parallelize": "hyperslab.nn",
     "plan": "hyperslab.planner.planning",
+    "pretrain": "hyperslab.train.pretrain",
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
     "summarize": "hyperslab.nn",

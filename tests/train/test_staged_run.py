@@ -43,7 +43,7 @@ CASES = {
         "model.options={inputs = 12288, hidden = [8, 6], activation = 'sigmoid', tied = true}",
         "stages.kl=1e-2",
     ),
-    "free": ("autoencoder-dense", "images", "model.options={inputs = 12288, hidden = [8, 6], tied = false}"),
+    "free": ("autoencoder-dense", "images", "model.options={inputs = 12288, hidden = [8, 6]}"),
 }
 """The preset, its kind of files, and settings that make the network small."""
 MESHES = {

@@ -76,6 +76,8 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         signal = training.fit()
         trainer.checkpoints.wait()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
+        if isinstance(training, StagedTraining) and config.run.figures and not test.signal:
+            test.figures.extend(training.draw(folder))
         summary = _summary(trainer, mesh, folder, test)
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.io import Dataset
@@ -11,6 +12,14 @@ from hyperslab.train.config import Config
 from hyperslab.train.datasets import make_loader
 from hyperslab.train.loop import Standing, Trainer
 from hyperslab.train.optimizers import make_optimizer
+from hyperslab.train.run_folder import RunFolder
+from hyperslab.train.stage_figures import (
+    draw_filters,
+    draw_pairs,
+    draw_stages,
+    first_filters,
+    look_at,
+)
 from hyperslab.train.stages import (
     CODE,
     Stage,
@@ -145,6 +154,26 @@ class StagedTraining:
     def _is_at_last_step(self) -> bool:
         steps = self._trainer.config.train.steps
         return steps is not None and self._trainer.standing.step >= steps
+
+    def draw(self, folder: RunFolder) -> list[Path]:
+        """Writes figures of samples that come back, of each stage's loss, and of filters.
+
+        Collective over all ranks; rank 0 writes.
+        """
+        part = next(name for name in ("test", "validation", "train") if name in self._parts)
+        with make_loader(self._parts[part], self._trainer.config, self._mesh, once=True) as loader:
+            batch = self._trainer.roles.batch(next(iter(loader)))
+            self._model.eval()
+            with self._trainer.context:
+                pairs = look_at(self._model, batch.x)
+        filters = first_filters(self._model, self._parts[part].shape, self._mesh)
+        if self._mesh.rank:
+            return []
+        drawn = draw_pairs(pairs, folder.figures / "reconstructions.png")
+        drawn += draw_stages(folder.log, folder.figures / "stages.png", self.stages[-1].number)
+        if filters is not None:
+            drawn += draw_filters(filters, folder.figures / "filters.png")
+        return drawn
 
     # Codes
 

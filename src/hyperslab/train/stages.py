@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -178,7 +178,8 @@ def encode(
     was_training = model.training
     model.eval()
     try:
-        for x in _samples(loader, epoch):
+        for arrays in loader.visit_all(epoch):
+            x = the_sample(arrays)
             with context:
                 code = model(x, stages=pairs, want="code")
             _check_finite(code, pairs)
@@ -194,11 +195,12 @@ def encode(
     return codes.dataset(epoch)
 
 
-def _samples(loader: Loader, epoch: int) -> Iterator[Slab]:
-    for arrays in loader.visit_all(epoch):
-        if isinstance(arrays, dict):
-            arrays = next(iter(arrays.values()))
-        yield arrays[0] if isinstance(arrays, tuple) else arrays
+def the_sample(arrays: Any) -> Slab:
+    """The sample itself, of what a loader yields."""
+    if isinstance(arrays, dict):
+        arrays = next(iter(arrays.values()))
+    x: Slab = arrays[0] if isinstance(arrays, tuple) else arrays
+    return x
 
 
 def _check_finite(code: Slab, pairs: tuple[int, int]) -> None:
