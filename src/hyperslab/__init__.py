@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from hyperslab.io.opening import open as open
     from hyperslab.io.statistics import with_statistics as with_statistics
     from hyperslab.io.tables import attributes as attributes, table as table
+    from hyperslab.models.stacked import (
+        EncoderHead as EncoderHead,
+        StackedAutoencoder as StackedAutoencoder,
+    )
     from hyperslab.nn.op import register as register
     from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_
     from hyperslab.nn.parallel.parallelize import parallelize as parallelize
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize
     from hyperslab.trace.active import span as span
+    from hyperslab.train.pretrain import pretrain as pretrain
 
 __version__ = "0.1.0"
 
@@ -45,6 +50,8 @@ _LAZY = {
     "with_statistics": "hyperslab.io",
     "Mesh": "hyperslab.comm",
     "init": "hyperslab.comm",
+    "EncoderHead": "hyperslab.models",
+    "StackedAutoencoder": "hyperslab.models",
     "Loader": "hyperslab.store",
     "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
@@ -53,6 +60,7 @@ _LAZY = {
     "gather": "hyperslab.nn",
     "parallelize": "hyperslab.nn",
     "plan": "hyperslab.planner.planning",
+    "pretrain": "hyperslab.train.pretrain",
     "register": "hyperslab.nn",
     "shard": "hyperslab.nn",
     "span": "hyperslab.trace.active",

@@ -31,7 +31,7 @@ from hyperslab.io.spec import (
 )
 from hyperslab.io.tables import Attributes, Table
 from hyperslab.io.tiled import Tiling
-from hyperslab.layout import Box, Grid
+from hyperslab.layout import Box, Grid, Layout
 
 
 class Dataset:
@@ -47,6 +47,10 @@ class Dataset:
         """By name; the sample itself comes first."""
         self._readers: dict[tuple[int, int], list[ArrayReader]] = {}
         """By source and file."""
+        self.layouts: Mapping[str, Layout] = {}
+        """How ranks have cut one sample of the arrays that they hold already, by name."""
+        self.owned_in: int | None = None
+        """The epoch in whose order they hold them; None where samples are yet to be read."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without readers, which another process makes for itself."""

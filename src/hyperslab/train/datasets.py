@@ -18,7 +18,9 @@ from hyperslab.io.sharing import as_seen_here
 from hyperslab.io.targets import Targets
 from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
+from hyperslab.train.labelled import take_labelled
 from hyperslab.train.preset_list import hint_for
+from hyperslab.train.task import Roles
 
 PARTS = ("train", "validation", "test")
 
@@ -46,12 +48,22 @@ def _parts(config: Config) -> dict[str, Dataset]:
     for together in _groups(data, files):
         opened |= _opened(data, {part: files[part] for part in together})
     parts = _split(opened["train"], shares, config.train.seed)
+    parts["train"] = _labelled(parts["train"], config)
     for name in others:
         parts[name] = opened[name]
         _check_alike(name, parts[name], opened["train"])
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}
+
+
+def _labelled(part: Dataset, config: Config) -> Dataset:
+    """The samples whose labels are to be used; tiles of a sample go together."""
+    classes = None
+    if config.task.kind == "classification" and config.data.labelled_fraction < 1:
+        classes = Roles.of(part, config.task).target
+    fraction, seed = config.data.labelled_fraction, config.train.seed
+    return take_labelled(part, fraction, seed, classes=classes)
 
 
 def check_same_parts(before: Mapping[str, int], now: Mapping[str, int]) -> None:

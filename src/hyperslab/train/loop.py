@@ -45,6 +45,8 @@ class Standing:
     best_scores: dict[str, float] = field(default_factory=dict)
     num_worse: int = 0
     """Validations in a row that were no better than the best."""
+    stage: int = 0
+    """Of a run in stages."""
 
 
 @dataclass
@@ -90,6 +92,8 @@ class Trainer:
     """Of the samples in each part: no sample may go from one to another when a run goes on."""
     standing: Standing = field(default_factory=Standing)
     pace: Pace = field(default_factory=Pace)
+    notes: dict[str, int] = field(default_factory=dict)
+    """What else each line of the log tells of a step."""
     forecast: Forecast | None = None
     """What the planner has predicted, if it chose the mesh."""
     trace: RunTrace | None = None
@@ -158,7 +162,7 @@ class Trainer:
         skips, count = self.config.data.bad_samples == "skip", 1.0
         with nullcontext() if completes or skips else cast(Parallel, self.model).no_sync():
             with compute("forward", batch.x.mesh.device), self.context:
-                output = self.model(batch.x)
+                output = self.task.forward(self.model, batch)
                 loss = self.task.loss(output, batch)
             if self.config.train.accumulate > 1:
                 count = self.task.count(output, batch)
@@ -334,6 +338,7 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             grad_norm=None if norm is None else float(norm),
             **asdict(stretch),
+            **self.notes,
         )
         self.progress.step(self.standing.step, self.loader.epoch, **asdict(stretch))
 

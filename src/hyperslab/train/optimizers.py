@@ -128,8 +128,11 @@ class RateFactor:
     steps_per_epoch: int
     num_epochs: float
     """The whole run, which decay lasts for unless the settings say otherwise."""
+    first_epoch: float = 0
+    """Where it begins."""
 
     def __call__(self, epochs: float) -> float:
+        epochs -= self.first_epoch
         warmup = self.config.warmup_epochs
         if epochs < warmup:
             return min(1.0, (epochs + 1 / self.steps_per_epoch) / warmup)

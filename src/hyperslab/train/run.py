@@ -20,6 +20,7 @@ from hyperslab.train.config import Config
 from hyperslab.train.datasets import make_loader, open_parts
 from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
+from hyperslab.train.finetune import load_encoder, tell_unlike_parts
 from hyperslab.train.loop import Trainer
 from hyperslab.train.model import float32_products, forward_context, make_model
 from hyperslab.train.optimizers import RateFactor, make_optimizer
@@ -28,6 +29,7 @@ from hyperslab.train.recorder import Recorder
 from hyperslab.train.report import Outcome, TrainProgress, start_report
 from hyperslab.train.run_folder import RunFolder, without_nan
 from hyperslab.train.run_trace import RunTrace
+from hyperslab.train.staged_run import StagedTraining
 from hyperslab.train.task import Roles, make_task
 from hyperslab.train.weight_files import find_weights
 from hyperslab.train.write_config import config_to_toml
@@ -53,13 +55,19 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
             config, forecast, lines = choice.config, choice.forecast, choice.lines
             mesh = init_mesh(config.mesh)
         model = make_model(config, mesh, parts["train"])
+        if not resume:  # before anything is written
+            lines += _load_encoder(config, model, mesh)
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trace = stack.enter_context(RunTrace(folder, mesh, config.run.trace))
         trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
         trainer.trace = trace
         trainer.forecast = forecast
-        went_on = resume and trainer.resume()
+        training = trainer if config.stages.epochs is None else StagedTraining(trainer, parts, mesh)
+        went_on = resume and training.resume()
+        if resume and not went_on:
+            lines += _load_encoder(config, model, mesh)
+        lines += _tell_unlike_parts(config, trainer)
         folder.note_start(config_to_toml(asked), mesh)
         trainer.recorder.begin(trainer.standing.step)
         trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
@@ -67,16 +75,31 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
             trainer.progress.say(line)
         if went_on:
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
-        signal = trainer.fit()
+        signal = training.fit()
         trainer.checkpoints.wait()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
         for step, shares in trace.finish(trainer.checkpoints.free_channel()).items():
             trainer.recorder.shares(step, shares)
+        if isinstance(training, StagedTraining) and config.run.figures and not test.signal:
+            test.figures.extend(training.draw(folder))
         summary = _summary(trainer, mesh, folder, test)
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:
             folder.write_summary(summary)
     return Outcome(summary, CAN_GO_ON if test.signal else 0)
+
+
+def _load_encoder(config: Config, model: nn.Module, mesh: Mesh) -> list[str]:
+    """Gives the encoder the weights of the pre-trained run, if there is one. Collective."""
+    run = config.finetune.run
+    return [] if run is None else load_encoder(model, Path(run), mesh)
+
+
+def _tell_unlike_parts(config: Config, trainer: Trainer) -> list[str]:
+    run = config.finetune.run
+    if run is None or not Path(run).exists():
+        return []
+    return tell_unlike_parts(trainer.parts_digest, Path(run))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +169,8 @@ def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFo
     config, best = trainer.config, trainer.standing.best_step
     if best is not None and best != trainer.standing.step:
         trainer.checkpoints.load({"model": trainer.model}, step=best)
-    export_state(trainer.model, folder.weights, mesh, config.model)
+    described = None if config.finetune.is_asked else config.model
+    export_state(trainer.model, folder.weights, mesh, described)
     part = next((name for name in ("test", "validation") if name in parts), None)
     scores: dict[str, float] = {}
     drawn: list[Path] = []
