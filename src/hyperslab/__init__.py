@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hyperslab.planner.planning import plan as plan
     from hyperslab.store.loader import Loader as Loader
     from hyperslab.store.normalize import Normalize as Normalize
+    from hyperslab.train.tournament.tournament import Tournament as Tournament
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _LAZY = {
     "Loader": "hyperslab.store",
     "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
+    "Tournament": "hyperslab.train.tournament.tournament",
     "clip_grad_norm_": "hyperslab.nn",
     "from_local": "hyperslab.nn",
     "gather": "hyperslab.nn",
