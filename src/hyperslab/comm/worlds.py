@@ -12,8 +12,9 @@ import gc
 import itertools
 import json
 import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -31,6 +32,10 @@ from hyperslab.layout import AXES
 from hyperslab.torch_private import default_store, known_groups, swap_world
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 0.02
+"""From one look at the store to the next, before the work begins."""
+_FAILED = "failed"
 
 _numbers = itertools.count()
 """Of divisions into worlds, the same on all ranks, which make them in the same order."""
@@ -76,13 +81,36 @@ class World:
         try:
             self._meeting.set(f"{key}{self.first + self.rank}", json.dumps(value))
             keys = [f"{key}{rank}" for rank in range(num)]
-            self._meeting.wait(keys, timeout)
+            self._await(keys, timeout)
             return [json.loads(self._meeting.get(each)) for each in keys]
+        except CommError:
+            raise
         except RuntimeError as error:
             raise CommError(
-                f"rank {self.first + self.rank} of {num} did not meet the others within "
-                f"{timeout.total_seconds():g} s: a rank died, raised an error or was not started"
+                f"rank {self.first + self.rank} of {num} did not meet the others: a rank died or "
+                f"was not started ({str(error).partition(chr(10))[0]})"
             ) from error
+
+    def _await(self, keys: list[str], timeout: timedelta) -> None:
+        """Returns when all have told; raises if one has failed, or it is too late."""
+        assert self._meeting is not None
+        until = time.monotonic() + timeout.total_seconds()
+        while not self._meeting.check(keys):
+            if self._meeting.check([_FAILED]):
+                raise CommError(self._meeting.get(_FAILED).decode())
+            if time.monotonic() > until:
+                raise CommError(
+                    f"rank {self.first + self.rank} did not meet the others within "
+                    f"{timeout.total_seconds():g} s: a rank died or was not started"
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def fail(self, why: str) -> None:
+        """Has those who wait for this rank, or will, raise too."""
+        if self._meeting is not None:
+            with suppress(RuntimeError):  # the process that keeps the store is gone
+                rank = self.first + self.rank
+                self._meeting.set(_FAILED, f"rank {rank} stopped, and so do all: {why}")
 
     def close(self) -> None:
         """Leaves the world: what was the default process group before is it again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,15 @@ from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
 from hyperslab.train.preset_list import hint_for
 
-PARTS = ("train", "validation", "test")
+PARTS = ("train", "validation", "test", "held_out")
 
 
-def open_parts(config: Config) -> dict[str, Dataset]:
-    """The parts that have samples, by name.
+Divide = Callable[[Dataset], dict[str, Dataset]]
+"""What makes several parts of the samples to train on."""
+
+
+def open_parts(config: Config, divide: Divide | None = None) -> dict[str, Dataset]:
+    """The parts that have samples, by name; ``divide`` may make more of those to train on.
 
     Samples are given to parts before they are cut into tiles, so that no two parts have tiles of
     the same sample. Files that are named for validation or test are not trained on.
@@ -40,6 +44,8 @@ def open_parts(config: Config) -> dict[str, Dataset]:
     for name in others:
         parts[name] = _opened(data, files[name], partners[name])
         _check_alike(name, parts[name], whole)
+    if divide is not None:
+        parts |= divide(parts["train"])
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}

@@ -169,8 +169,8 @@ class Mailbox:
                     continue
                 raw, box = wanted[piece.name]
                 if part := piece.box & box:
-                    source = _view(room, piece)[(*part.slices_in(piece.box), ...)]
-                    np.copyto(raw.numpy()[(*part.slices_in(box), ...)], source)
+                    source = _part(_view(room, piece), part, piece.box)
+                    np.copyto(_part(raw.numpy(), part, box), source)
                     left[piece.name] -= part.numel
             _check(room, theirs.number)
         _check_complete(left)
@@ -360,6 +360,13 @@ def _view(room: NDArray[np.uint8], piece: Piece) -> NDArray[Any]:
     dtype = f"{'u' if piece.itemsize == 1 else 'i'}{piece.itemsize}"
     shape = piece.box.shape
     return room[piece.offset : piece.offset + piece.nbytes].view(dtype).reshape(shape)
+
+
+def _part(array: NDArray[Any], part: Box, of: Box) -> NDArray[Any]:
+    """A view, also where there are no dims."""
+    where: Any = (*part.slices_in(of), ...)
+    found: NDArray[Any] = array[where]
+    return found
 
 
 def bounds_of(box: Box) -> Bounds:

@@ -25,7 +25,7 @@ def pairs_of(playing: Sequence[int], seed: int, number: int) -> list[tuple[int, 
     """Random pairs of those ``playing`` match ``number``; of an odd number one is left out.
 
     >>> pairs_of([0, 1, 2, 3, 4], seed=0, number=1)
-    [(0, 3), (2, 4)]
+    [(1, 3), (2, 4)]
     """
     drawn = _generator(seed, _PAIRS, number).permutation(sorted(playing)).tolist()
     pairs = zip(drawn[::2], drawn[1::2], strict=False)

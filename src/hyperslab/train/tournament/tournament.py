@@ -55,6 +55,8 @@ _log = logging.getLogger("hyperslab")
 POLL_SECONDS = (0.002, 0.05)
 """From one look at the board to the next: at first, and at most."""
 LOG = "log.jsonl"
+MEET_SECONDS = 600.0
+"""So long trainers wait for each other before the first match."""
 VALUES = "values"
 """The part beside model and optimizer: hyperparameters, steps, random generators."""
 
@@ -86,7 +88,8 @@ class Match:
             lost = "" if math.isfinite(self.own) else f": its own score is {self.own}"
             told = f"loses to trainer {self.partner} ({self.own:.6g} against {self.theirs:.6g})"
             return f"{head}{told}, goes on with that model{lost}"
-        told = f"wins against trainer {self.partner} ({self.own:.6g} against {self.theirs:.6g})"
+        beats = "is level with" if self.own == self.theirs else "wins against"
+        told = f"{beats} trainer {self.partner} ({self.own:.6g} against {self.theirs:.6g})"
         if not math.isfinite(self.own):
             told = f"its score is {self.own}, and that of trainer {self.partner} {self.theirs}"
         return f"{head}{told}, goes on with its own model"
@@ -155,7 +158,7 @@ class Tournament:
         self.every, self.seed, self.num_trainers = every, seed, trainers
         self.method, self.carry, self.fraction = method, tuple(carry), fraction
         self.ranges = check_ranges(ranges or {})
-        self._starts = _checked_starts(values or {}, trainers)
+        self._starts = _checked_starts(values or {}, self.ranges, trainers)
         self._factor = perturb or (1.25 if method == "population" else 1.0)
         self.higher_is_better, self._apply, self.say = higher_is_better, apply, say
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -164,15 +167,22 @@ class Tournament:
             raise ConfigError(f"trainer must be from 0 to {trainers - 1}, got {trainer}")
         num_worlds = 1 if self.comes_back else trainers
         self.world: World = split_ranks(
-            num_worlds, what="trainers", timeout_seconds=max(600.0, timeout_seconds)
+            num_worlds, what="trainers", timeout_seconds=max(MEET_SECONDS, timeout_seconds)
         )
         self.trainer = self.world.number if trainer is None else trainer
-        self.values = self._first_values()
+        self.values = first_settings(self.ranges, self._starts, seed, self.trainer)
         self.number = 0
         """Of the last match."""
+        self.last_score = math.nan
+        """Of the model that went on after it."""
         self.steps = self.model_steps = 0
         """Calls of ``step``, and steps that the model has had."""
-        self._folder, self._is_temporary = self._find_folder(folder)
+        try:
+            self._folder, self._is_temporary = self._find_folder(folder)
+        except BaseException as error:
+            self.world.fail(f"{type(error).__name__}: {error}")
+            self.world.close()
+            raise
         self._board: Board | None = None
         self._channel: SideChannel | None = None
         self._mailbox: Mailbox | None = None
@@ -190,19 +200,26 @@ class Tournament:
         Collective over the trainer's ranks.
         """
         mesh = init(**settings)
+        self.sit_down(mesh)
+        return mesh
+
+    def sit_down(self, mesh: Mesh) -> None:
+        """Takes a mesh of this trainer's ranks as its own, and meets the others.
+
+        Collective over all ranks of all trainers the first time.
+        """
         if self._channel is None:
             self._channel = SideChannel(mesh, "playing a tournament")
-            do_together(self._sit_down, self._channel)
+            do_together(self._take_seat, self._channel)
             self._mailbox = Mailbox(mesh, self._channel)
-            self.world.tell_all("ready", self._timeout + timedelta(seconds=600))
-        return mesh
+            self.world.tell_all("ready", self._timeout + timedelta(seconds=MEET_SECONDS))
 
     def _find_folder(self, asked: str | Path | None) -> tuple[Path, bool]:
         """The folder of this session, a new one for each start of the whole; if temporary.
 
         Collective over all ranks.
         """
-        limit = timedelta(seconds=600)
+        limit = timedelta(seconds=MEET_SECONDS)
         nodes = {*self.world.tell_all(node_name(), limit)}
         if asked is None and (len(nodes) > 1 or self.comes_back):
             raise ConfigError(
@@ -216,7 +233,7 @@ class Tournament:
         told = self.world.tell_all(found, limit)[0]
         return Path(str(told)), asked is None
 
-    def _sit_down(self) -> None:
+    def _take_seat(self) -> None:
         if self._channel is not None and self._channel.rank == 0:
             self._board = Board(self._folder)
             self._board.hold(_name(self.trainer))
@@ -263,20 +280,6 @@ class Tournament:
         for group in optimizer.param_groups:
             group.update(self.values)
 
-    def _first_values(self) -> dict[str, float]:
-        drawn = first_values(self.ranges, self.seed, self.trainer)
-        given = {
-            name: float(each[self.trainer]) if isinstance(each, Sequence) else float(each)
-            for name, each in self._starts.items()
-        }
-        for name, value in given.items():
-            low, high = self.ranges.get(name, (-math.inf, math.inf))
-            if not low <= value <= high:
-                raise ConfigError(
-                    f"values: {name} = {value:g} lies outside of its range, {low:g} to {high:g}"
-                )
-        return {**drawn, **given}
-
     def state_dict(self) -> dict[str, Any]:
         """What a trainer needs, beside model and optimizer, to go on from here."""
         return {
@@ -312,6 +315,7 @@ class Tournament:
             set_random_state(before)
         if match is not None:
             self.number = number
+            self.last_score = match.theirs if match.adopted else match.own
             self._write(match)
         return match
 
@@ -627,10 +631,26 @@ class Tournament:
             **found,
         )
 
+    def lowest(self, name: str, number: int) -> int:
+        """The lowest ``number`` that any who plays has told last under ``name``."""
+
+        def look(board: Board) -> int:
+            board.post(f"{name}-{self.trainer}", number)
+            told = [board.read(f"{name}-{each}") for each in self._living(board)]
+            return min((each or 0 for each in told), default=number)
+
+        found: int = self._ask(look)
+        return found
+
+    @property
+    def folder(self) -> Path:
+        """Of the whole tournament."""
+        return self._folder.parent.parent
+
     @property
     def log(self) -> Path:
         """The lines of all matches, of all trainers."""
-        return self._folder.parent.parent / LOG
+        return self.folder / LOG
 
     def _write(self, match: Match) -> None:
         if self._board is not None:
@@ -643,6 +663,24 @@ class Tournament:
         self._await_readers()
         self._post(f"finished-{self.trainer}", self.number + 1)
 
+    def results(self, mine: Mapping[str, Any]) -> dict[int, Any]:
+        """What all trainers that live until they have one tell at their end, by number."""
+        self._post(f"result-{self.trainer}", mine)
+
+        def look(board: Board) -> dict[int, Any] | None:
+            told = {each: board.read(f"result-{each}") for each in range(self.num_trainers)}
+            late = [t for t, note in told.items() if note is None and board.is_held(_name(t))]
+            return None if late else {t: note for t, note in told.items() if note is not None}
+
+        while (found := self._ask(look)) is None:
+            time.sleep(POLL_SECONDS[1])
+        return {int(trainer): note for trainer, note in found.items()}
+
+    @property
+    def speaker(self) -> int:
+        """The trainer that is to speak for all."""
+        return min(self._playing or [0])
+
     def close(self) -> None:
         """Leaves the tournament, and the ranks' world."""
         if self._channel is not None:
@@ -653,7 +691,7 @@ class Tournament:
                 others = self._living(self._board)
                 self._board.close()
                 if self._is_temporary and others in ([], [self.trainer]):
-                    shutil.rmtree(self._folder.parent.parent, ignore_errors=True)
+                    shutil.rmtree(self.folder, ignore_errors=True)
             self._channel.close()
             self._channel = None
         self.world.close()
@@ -662,9 +700,25 @@ class Tournament:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None and self._channel is not None:
+        if error is not None:
+            self.world.fail(f"{type(error).__name__}: {error}")
+        elif self._channel is not None:
             self.finish()
         self.close()
+
+
+def first_settings(
+    ranges: Mapping[str, Sequence[float]],
+    starts: Mapping[str, float | Sequence[float]],
+    seed: int,
+    trainer: int,
+) -> dict[str, float]:
+    """What the hyperparameters of a trainer begin with."""
+    given = {
+        name: float(each[trainer]) if isinstance(each, Sequence) else float(each)
+        for name, each in starts.items()
+    }
+    return {**first_values(ranges, seed, trainer), **given}
 
 
 def _session(folder: Path, *, is_new: bool) -> Path:
@@ -681,7 +735,9 @@ def _session(folder: Path, *, is_new: bool) -> Path:
 
 
 def _checked_starts(
-    values: Mapping[str, float | Sequence[float]], trainers: int
+    values: Mapping[str, float | Sequence[float]],
+    ranges: Mapping[str, tuple[float, float]],
+    trainers: int,
 ) -> dict[str, float | Sequence[float]]:
     for name, each in values.items():
         numbers: list[Any] = [*each] if isinstance(each, Sequence) else [each] * trainers
@@ -692,6 +748,11 @@ def _checked_starts(
             )
         if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
             raise ConfigError(f"values: {name} must be finite numbers, got {each!r}")
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        if outside := [number for number in numbers if not low <= number <= high]:
+            raise ConfigError(
+                f"values: {name} = {outside[0]:g} lies outside of its range, {low:g} to {high:g}"
+            )
     return dict(values)
 
 
