@@ -88,6 +88,18 @@ def swap_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return before
 
 
+def forget_placements() -> None:
+    """Empties what torch remembers of operators on DTensors.
+
+    It tells meshes apart by their ranks, not by their process groups: after those have ended, equal
+    ranks with new groups would be sent to the old ones.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+
+
 def known_groups() -> list[dist.ProcessGroup]:
     """The process groups of this process that were not destroyed."""
     return [*distributed_c10d._world.pg_map]

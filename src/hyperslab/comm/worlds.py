@@ -29,7 +29,7 @@ from hyperslab.comm.launch import Launch, find_launch
 from hyperslab.comm.mesh import Mesh, forget_groups, read_grid
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import AXES
-from hyperslab.torch_private import default_store, known_groups, swap_world
+from hyperslab.torch_private import default_store, forget_placements, known_groups, swap_world
 
 T = TypeVar("T")
 
@@ -123,6 +123,7 @@ class World:
         join.set_world(None)
         join.close_sockets()
         forget_groups()
+        forget_placements()
         if self._outer is None and dist.is_initialized():
             dist.destroy_process_group()
         else:
@@ -159,6 +160,7 @@ def split_ranks(num_worlds: int, *, what: str, timeout_seconds: float) -> World:
     told = world.tell_all(address, timeout)
     world._before, world._sockets = frozenset(known_groups()), join.put_aside_sockets()
     world._outer = swap_world(None) if is_initialized else None
+    forget_placements()
     if size > 1:
         host, port = told[world.first]
         join.set_world(world, listener or TCPStore(host, port, size, timeout=timeout))

@@ -239,6 +239,8 @@ def _end(config: Config, folder: Path, game: Tournament, outcome: Outcome) -> Ou
             figures = draw_tournament(folder / LOG, folder / "figures", config, winner)
         summary |= {"weights": weights, "figures": [str(path) for path in figures]}
         write_file(folder / "summary.json", to_json(summary, indent=2) + "\n")
+        game.tell_end()
+    game.await_end(min(results))
     return replace(outcome, summary=summary, is_told=outcome.is_told and is_writer)
 
 

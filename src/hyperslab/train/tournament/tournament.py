@@ -189,6 +189,8 @@ class Tournament:
         self._playing: list[int] | None = None
         self._readers: set[int] = set()
         """Trainers that may still read what was laid out for the last match."""
+        self._missed: set[int] = set()
+        """Trainers of which a line has said that they are gone."""
         self._is_checked = False
         self._inbox: tuple[object, dict[str, Tensor]] = (None, {})
 
@@ -314,6 +316,7 @@ class Tournament:
         if match is None or not (match.adopted and "rng" in self.carry):
             set_random_state(before)
         if match is not None:
+            self._post(f"done-{self.trainer}", number)  # also who gave up reads no more
             self.number = number
             self.last_score = match.theirs if match.adopted else match.own
             self._write(match)
@@ -404,7 +407,6 @@ class Tournament:
             elif self.trainer == winner:
                 match = self._match(number, loser, own=own, theirs=scores[loser])
                 self._give_to(number, loser, offer, Offer.of_note(notes[loser]["offer"]))
-        self._post(f"done-{self.trainer}", number)
         return match
 
     def _copy_of(
@@ -479,10 +481,11 @@ class Tournament:
         playing: list[int] = self._ask(look)
         before, self._playing = self._playing, playing
         if before is not None and playing and self.trainer == min(playing):
-            if gone := [each for each in before if each not in playing]:
+            if gone := [each for each in before if each not in {*playing, *self._missed}]:
                 self.say(_shown_gone(gone, number, playing, self._ask(self._is_finished(gone))))
             if back := [each for each in playing if each not in before]:
-                self.say(f"trainer {', '.join(map(str, back))} is back at match {number}")
+                self.say(f"tournament: trainer {', '.join(map(str, back))} back at match {number}")
+        self._missed -= {*playing}
         return playing
 
     def _is_finished(self, trainers: Sequence[int]) -> Callable[[Board], bool]:
@@ -612,11 +615,14 @@ class Tournament:
     def _scored(self, score: Callable[[], float]) -> float:
         """The score that rank 0 finds."""
         assert self._channel is not None
-        return self._channel.tell_all(float(score()))[0]
+        with torch.no_grad():
+            found = float(score())
+        return self._channel.tell_all(found)[0]
 
     def _told_gone(self, other: int, gone: _Gone) -> str:
         """Why a match is not played; a line says so."""
         text = f"trainer {other} {gone.why}; trainer {self.trainer} goes on without it"
+        self._missed.add(other)
         if self._channel is not None and self._channel.rank == 0:
             self.say(f"tournament: {text}")
         return text
@@ -675,6 +681,16 @@ class Tournament:
         while (found := self._ask(look)) is None:
             time.sleep(POLL_SECONDS[1])
         return {int(trainer): note for trainer, note in found.items()}
+
+    def await_end(self, writer: int) -> None:
+        """Returns when the ``writer`` has told that all is written, or is gone."""
+        while not self._ask(
+            lambda board: board.read("written") is not None or not board.is_held(_name(writer))
+        ):
+            time.sleep(POLL_SECONDS[1])
+
+    def tell_end(self) -> None:
+        self._post("written", 1)
 
     @property
     def speaker(self) -> int:
