@@ -33,6 +33,7 @@ SMALL = {
     "read.py": ["--size", "16", "--rounds", "1"],
     "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "stress.py": ["--count", "1"],
+    "tournament.py": ["--quick"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
 ELSEWHERE = {"bars.py", "fuzz.py", "kill.py", "plan_published.py"}  # have tests of their own

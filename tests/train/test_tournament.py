@@ -67,7 +67,7 @@ def test_trainers_begin_with_different_values():
 @pytest.mark.parametrize(
     ("score", "other", "expected"),
     [(1, 2, True), (2, 1, False), (1, 1, False), (math.nan, 1, False), (1, math.nan, True),
-     (math.inf, 1, False), (math.nan, math.nan, False)],
+     (math.inf, 1, False), (-math.inf, 1, False), (math.nan, math.nan, False)],
 )  # fmt: skip
 def test_a_score_that_is_no_finite_number_loses(score, other, expected):
     assert is_better(score, other, higher_is_better=False) is expected

@@ -234,7 +234,7 @@ def test_the_ancestry_of_the_winner_leads_back_to_where_its_model_began():
 def test_trainers_play_on_when_one_is_killed_and_it_comes_back(files, tmp_path):
     """All ranks of one are killed: the others finish, and --resume brings it back."""
     folder = tmp_path / "run"
-    changes = ["tournament.trainers=3", "train.epochs=30", "tournament.every=3",
+    changes = ["tournament.trainers=3", "train.epochs=12", "tournament.every=3",
                "run.figures=false", "run.checkpoint_every=3"]  # fmt: skip
     command = [sys.executable, "-m", "hyperslab", "train", "cosmoflow-64", "--folder", str(folder)]
     for change in [f"data.files={files['cosmo']}", *SETTINGS, *changes]:
