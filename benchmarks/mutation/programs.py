@@ -285,7 +285,8 @@ MUTANTS = [
     ),
     Mutant(
         "train/tournament/tournament.py",
-        '            self._post(f"done-{self.trainer}", number)  # also who gave up reads no more\n',
+        '            self._post(f"done-{self.trainer}", number)  # also who gave up reads no '
+        "more\n",
         "",
         "train/test_tournament.py",
         "who gave a match up is waited for by the one who came late",

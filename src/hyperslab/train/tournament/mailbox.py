@@ -7,7 +7,6 @@ carry the boxes. Meshes may differ: a rank takes the parts of the boxes that its
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,9 +117,8 @@ class Mailbox:
     All methods are collective over the ranks of the trainer.
     """
 
-    def __init__(self, mesh: Mesh, channel: SideChannel, *, memory: bool = True) -> None:
-        self._mesh, self._channel, self._uses_memory = mesh, channel, memory
-        self._node = node_name() if memory else f"{os.getpid()} alone"
+    def __init__(self, mesh: Mesh, channel: SideChannel) -> None:
+        self._mesh, self._channel, self._node = mesh, channel, node_name()
         self._layout: _Layout | None = None
         self._segment: Segment | None = None
         self._mapped: dict[Address, NDArray[np.uint8]] = {}
@@ -143,8 +141,9 @@ class Mailbox:
         header[0] = number
         assert self._segment is not None
         at = self._segment.address
-        told = self._channel.tell_all(RankOffer(self._node, at.path, at.nbytes, at.inode, mine))
-        return Offer(number, tuple(told), layout.cut, self._store[1] if self._store else ())
+        offer = RankOffer(self._node, at.path, at.nbytes, at.inode, mine)
+        told = self._channel.tell_all((offer, self._store[1] if self._store else ()))
+        return Offer(number, tuple(each for each, _ in told), layout.cut, told[0][1])
 
     def read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:
         """Fills ``tensors`` with what another trainer of this node has laid out.
