@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.models import CosmoFlow
 from hyperslab.synth import Universes, produce
 from hyperslab.testing import Team
 from hyperslab.train.read_config import read_config
@@ -145,31 +146,23 @@ def meet(game, name):
 # Step
 
 
-def steps(rounds, in_a_row):
-    """Seconds of a step, bare and with ``Tournament.step``, in turns."""
+def steps(num):
+    """Seconds of steps, bare and with ``Tournament.step``, in turns."""
     found = {"bare": [], "tournament": []}
     with hs.Tournament(2, every=10**9) as game:
-        mesh = game.mesh(device="cpu")
-        model = hs.parallelize(hs_model(), mesh)
+        model = hs.parallelize(CosmoFlow(32, base_channels=2), game.mesh(device="cpu"))
         optimizer = torch.optim.Adam(model.parameters())
         x, y = torch.randn(2, 4, 32, 32, 32), torch.randn(2, 4)
-        for number in range(2 * rounds):
+        for number in range(2 * num):
             kind = "tournament" if number % 2 else "bare"
             start = time.perf_counter()
-            for _ in range(in_a_row):
-                optimizer.zero_grad()
-                F.mse_loss(model(x), y).backward()
-                optimizer.step()
-                if kind == "tournament":
-                    game.step(model, optimizer, score=lambda: 0.0)
-            found[kind].append((time.perf_counter() - start) / in_a_row)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if kind == "tournament":
+                game.step(model, optimizer, score=lambda: 0.0)
+            found[kind].append(time.perf_counter() - start)
     return found
-
-
-def hs_model():
-    from hyperslab.models import CosmoFlow
-
-    return CosmoFlow(32, base_channels=2)
 
 
 # Together
@@ -187,8 +180,8 @@ def measure(is_quick):
         result["exchange"] = {**times, "ratio": times["exchange"] / times["memcpy"]}
         result["quality"] = quality(team, Path(name), seeds, epochs, count)
     with Team(2, timeout_seconds=600) as team:
-        told = team.run(steps, 4 if is_quick else 15, 3 if is_quick else 10)
-        times = {kind: min(min(each[kind]) for each in told) for kind in told[0]}
+        told = team.run(steps, 20 if is_quick else 100)
+        times = {kind: statistics.median(told[0][kind]) for kind in told[0]}
         result["step"] = {**times, "ratio": times["tournament"] / times["bare"]}
     return result
 

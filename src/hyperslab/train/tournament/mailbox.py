@@ -118,7 +118,9 @@ class Mailbox:
     """
 
     def __init__(self, mesh: Mesh, channel: SideChannel) -> None:
-        self._mesh, self._channel, self._node = mesh, channel, node_name()
+        self._mesh, self._channel = mesh, channel
+        self._nodes = channel.tell_all(node_name())
+        """Of the trainer's ranks."""
         self._layout: _Layout | None = None
         self._segment: Segment | None = None
         self._mapped: dict[Address, NDArray[np.uint8]] = {}
@@ -141,8 +143,9 @@ class Mailbox:
         header[0] = number
         assert self._segment is not None
         at = self._segment.address
-        offer = RankOffer(self._node, at.path, at.nbytes, at.inode, mine)
-        told = self._channel.tell_all((offer, self._store[1] if self._store else ()))
+        offer = RankOffer(self._nodes[self._mesh.rank], at.path, at.nbytes, at.inode, mine)
+        store = self._store[1] if self._store else ()
+        told = self._channel.tell_all((offer, store))  # and all have copied
         return Offer(number, tuple(each for each, _ in told), layout.cut, told[0][1])
 
     def read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:
@@ -154,8 +157,7 @@ class Mailbox:
 
     def can_read(self, theirs: Offer) -> bool:
         """Whether all ranks of both trainers are on one node."""
-        nodes = {each.node for each in theirs.ranks} | {*self._channel.tell_all(self._node)}
-        return len(nodes) == 1
+        return len({each.node for each in theirs.ranks} | {*self._nodes}) == 1
 
     def _read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:
         wanted = {name: _raw_piece(tensor, "cpu") for name, tensor in tensors.items()}

@@ -47,7 +47,12 @@ def run_tournament(
         seat = Seat(game, config, step)
         for line in start.lines if seat.is_shown and game.world.rank == 0 else ():
             tell(line)
-        outcome = train(seat.config(_place(folder, game.trainer)), seat)
+        try:
+            outcome = train(seat.config(_place(folder, game.trainer)), seat)
+        except HyperslabError as error:
+            if game.has_met and game.world.rank == 0:  # else all stop, and one of them tells
+                tell(f"tournament: trainer {game.trainer} stops: {error}")
+            raise
         return _end(config, folder, game, outcome)
 
 

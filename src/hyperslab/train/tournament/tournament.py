@@ -183,6 +183,8 @@ class Tournament:
             self.world.fail(f"{type(error).__name__}: {error}")
             self.world.close()
             raise
+        self.has_met = False
+        """Whether all trainers were ready: from then on each goes on without the others."""
         self._board: Board | None = None
         self._channel: SideChannel | None = None
         self._mailbox: Mailbox | None = None
@@ -215,6 +217,7 @@ class Tournament:
             do_together(self._take_seat, self._channel)
             self._mailbox = Mailbox(mesh, self._channel)
             self.world.tell_all("ready", self._timeout + timedelta(seconds=MEET_SECONDS))
+            self.has_met = True
 
     def _find_folder(self, asked: str | Path | None) -> tuple[Path, bool]:
         """The folder of this session, a new one for each start of the whole; if temporary.
