@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hyperslab.store.normalize import Normalize as Normalize
     from hyperslab.trace.active import span as span
     from hyperslab.train.pretrain import pretrain as pretrain
+    from hyperslab.train.tournament.tournament import Tournament as Tournament
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ _LAZY = {
     "Loader": "hyperslab.store",
     "Normalize": "hyperslab.store",
     "Slab": "hyperslab.nn",
+    "Tournament": "hyperslab.train.tournament.tournament",
     "clip_grad_norm_": "hyperslab.nn",
     "from_local": "hyperslab.nn",
     "gather": "hyperslab.nn",

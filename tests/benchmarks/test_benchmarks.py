@@ -36,6 +36,7 @@ SMALL = {
     "stress.py": ["--count", "1"],
     "trace.py": ["--turns", "2"],
     "trace_report.py": ["--spans", "20000"],
+    "tournament.py": ["--quick"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
 ELSEWHERE = {"bars.py", "fuzz.py", "kill.py", "plan_published.py"}  # have tests of their own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hyperslab.errors import ConfigError, check_choice
@@ -440,6 +440,77 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TournamentConfig:
+    """Several models that are trained at once, each on its share of the ranks."""
+
+    trainers: int = 1
+    """Models that play against each other; each has a mesh of its own, as [mesh] says."""
+
+    every: int = 100
+    """Steps from one match to the next."""
+
+    method: str = "pairs"
+    """Random `pairs` exchange models, score both, and each goes on with the better; in a
+    `population` the last by score take over models of the first."""
+
+    data: str = "share"
+    """Each trainer trains on a `share` of the samples, all of equal size, or on `all` of them."""
+
+    held_out: float = 0.1
+    """The fraction of a trainer's samples that models are scored on in matches, and that it does
+    not train on. In a population, and with data = `all`, they are the same for all trainers."""
+
+    carry: Sequence[str] = ("optimizer", "step")
+    """What comes with a model that is taken over, beside its weights and hyperparameters: the
+    `optimizer` state, the `step` (its place in the schedule), `rng` (the random generators)."""
+
+    ranges: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ between trainers, with the lowest and the highest value of each, as
+    `"optimizer.lr" = [1e-4, 1e-2]`: numbers of [optimizer], of its options, and of [schedule],
+    `train.clip` and `task.class_weights.1`. Each trainer begins somewhere in the range."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ between trainers, with one value for each, as
+    `"optimizer.lr" = [1e-3, 3e-3]`; they may have ranges too."""
+
+    perturb: float | None = None
+    """What settings with a range are multiplied or divided by when a model is taken over; left out,
+    1.25 in a population, and 1 in pairs. No value leaves its range."""
+
+    fraction: float = 0.25
+    """The part of a population that is taken over, and that takes over."""
+
+    meshes: Sequence[Mapping[str, int]] = ()
+    """The axes of each trainer's mesh, where they differ, as `[{depth = 2}, {sample = 2}]`."""
+
+    timeout_seconds: float = 300.0
+    """A trainer that comes to a match later than this is played without."""
+
+    def __post_init__(self) -> None:
+        _at_least("tournament.trainers", self.trainers, 1)
+        _at_least("tournament.every", self.every, 1)
+        check_choice("tournament.data", self.data, ("share", "all"))
+        _above("tournament.timeout_seconds", self.timeout_seconds, 0)
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(
+                f"tournament.held_out must be from 0 to below 1, got {self.held_out}: it is a "
+                "fraction of the samples to train on"
+            )
+        if self.meshes and len(self.meshes) != self.trainers:
+            raise ConfigError(
+                f"tournament.meshes has {len(self.meshes)} meshes for {self.trainers} trainers: "
+                "give one for each, or none"
+            )
+        for number, axes in enumerate(self.meshes):
+            for axis, size in axes.items():
+                if axis not in AXES or size < 1:
+                    raise ConfigError(
+                        f"tournament.meshes[{number}] has {axis} = {size}: a mesh has numbers of "
+                        f"ranks along {', '.join(AXES)}"
+                    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A run; each field is a table of the TOML file."""
 
@@ -453,9 +524,15 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     stages: StagesConfig = field(default_factory=StagesConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    tournament: TournamentConfig = field(default_factory=TournamentConfig)
     plan: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
     """Other cuts of the same ranks for some modules, by patterns of their names, as the `plan` of
     `hyperslab.parallelize`: `"encoder.*" = {channel = 2, sample = 2, split = "blocks"}`."""
+
+    def mesh_of(self, trainer: int) -> MeshConfig:
+        """The mesh of one trainer of a tournament."""
+        axes: Any = self.tournament.meshes[trainer] if self.tournament.meshes else {}
+        return replace(self.mesh, **axes)
 
     def __post_init__(self) -> None:
         if self.data.batch_size % self.train.accumulate:
@@ -489,6 +566,11 @@ def _check_stages(config: Config) -> None:
         raise ConfigError(
             "stages.epochs train pairs to give back what they are given: set task.kind = "
             f"'reconstruction', got {config.task.kind!r}"
+        )
+    if config.tournament.trainers > 1:
+        raise ConfigError(
+            f"tournament.trainers = {config.tournament.trainers} play with one model each, and "
+            "stages.epochs change what is trained: let trainers play with what the stages have made"
         )
     if config.task.weight is not None:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,23 +22,31 @@ from hyperslab.train.labelled import take_labelled
 from hyperslab.train.preset_list import hint_for
 from hyperslab.train.task import Roles
 
-PARTS = ("train", "validation", "test")
+PARTS = ("train", "validation", "test", "held_out")
 
 
-def open_parts(config: Config, mesh: Mesh | None = None) -> dict[str, Dataset]:
-    """The parts that have samples, by name.
+Divide = Callable[[Dataset], dict[str, Dataset]]
+"""What makes several parts of the samples to train on."""
+
+
+def open_parts(
+    config: Config, mesh: Mesh | None = None, divide: Divide | None = None
+) -> dict[str, Dataset]:
+    """The parts that have samples, by name; ``divide`` may make more of those to train on.
 
     Samples are given to parts before they are cut into tiles, so that no two parts have tiles of
     the same sample. Files that are named for validation or test are not trained on. Rank 0 of
     ``mesh`` looks at the files for all. Collective over its ranks.
     """
     if mesh is None or mesh.num_ranks == 1:
-        return _parts(config)
-    found = mesh.ask_first(lambda: {name: part.manifest for name, part in _parts(config).items()})
+        return _parts(config, divide)
+    found = mesh.ask_first(
+        lambda: {name: part.manifest for name, part in _parts(config, divide).items()}
+    )
     return {name: Dataset(as_seen_here(manifest)) for name, manifest in found.items()}
 
 
-def _parts(config: Config) -> dict[str, Dataset]:
+def _parts(config: Config, divide: Divide | None) -> dict[str, Dataset]:
     data = config.data
     named = {name: getattr(data, name) for name in ("validation", "test")}
     shares = {name: part for name, part in named.items() if isinstance(part, int | float)}
@@ -52,6 +60,8 @@ def _parts(config: Config) -> dict[str, Dataset]:
     for name in others:
         parts[name] = opened[name]
         _check_alike(name, parts[name], opened["train"])
+    if divide is not None:
+        parts |= divide(parts["train"])
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}

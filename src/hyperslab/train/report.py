@@ -254,6 +254,8 @@ class Outcome:
 
     summary: dict[str, Any]
     exit_code: int = 0
+    is_told: bool = True
+    """Whether this process is of those whose rank 0 tells the user; one trainer does of several."""
 
     def report(self) -> list[RenderableType]:
         """How it ended, its scores, and where figures and weights are, as far as there are any."""

@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,31 @@ from hyperslab.train.run_folder import RunFolder, without_nan
 from hyperslab.train.run_trace import RunTrace
 from hyperslab.train.staged_run import StagedTraining
 from hyperslab.train.task import Roles, make_task
+from hyperslab.train.tournament.run import run_tournament
+from hyperslab.train.tournament.seat import Seat
+from hyperslab.train.tournament.shares import HELD_OUT
 from hyperslab.train.weight_files import find_weights
 from hyperslab.train.write_config import config_to_toml
 
 
-def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> Outcome:
+def run(
+    config: Config, *, resume: bool = False, ends_process: bool = False, trainer: int | None = None
+) -> Outcome:
     """Trains, validates and tests as ``config`` says, and writes all of it to the run's folder.
 
-    With ``ends_process`` the caller is about to end: a signal that comes late changes nothing.
+    With ``ends_process`` the caller is about to end: a signal that comes late changes nothing. One
+    ``trainer`` of a tournament, by its number, joins the others that play.
 
     Collective over all ranks, which torchrun, srun, mpirun or the caller has started.
     """
+    train = partial(_run, resume=resume, ends_process=ends_process)
+    if config.tournament.trainers == 1:
+        return train(config)
+    return run_tournament(config, train, resume=resume, trainer=trainer)
+
+
+def _run(config: Config, seat: Seat | None = None, *, resume: bool, ends_process: bool) -> Outcome:
+    """A run, or that of one trainer, who has a ``seat``. Collective over its ranks."""
     start = time.monotonic()
     with ExitStack() as stack:
         asked, forecast, lines = config, None, list[str]()
@@ -49,7 +64,8 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
-        parts = open_parts(asked, mesh)
+        wanted, divide = (asked, None) if seat is None else (seat.asked, seat.divide)
+        parts = open_parts(wanted, mesh, divide)
         if asked.mesh.auto:
             choice = choose_mesh(asked, mesh, parts["train"])
             config, forecast, lines = choice.config, choice.forecast, choice.lines
@@ -60,9 +76,16 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trace = stack.enter_context(RunTrace(folder, mesh, config.run.trace))
-        trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
+        is_shown = mesh.rank == 0 and (seat is None or seat.is_shown)
+        trainer = _trainer(
+            config, mesh, model, parts, folder, signals, context, stack, is_shown=is_shown
+        )
         trainer.trace = trace
         trainer.forecast = forecast
+        if seat is not None:
+            held_out = make_loader(parts.pop(HELD_OUT), config, mesh)
+            trainer.seat, seat.held_out = seat, stack.enter_context(held_out)
+            seat.sit_down(mesh)
         training = trainer if config.stages.epochs is None else StagedTraining(trainer, parts, mesh)
         went_on = resume and training.resume()
         if resume and not went_on:
@@ -77,6 +100,8 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
         signal = training.fit()
         trainer.checkpoints.wait()
+        if seat is not None and not signal:
+            seat.tournament.finish()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
         for step, shares in trace.finish(trainer.checkpoints.free_channel()).items():
             trainer.recorder.shares(step, shares)
@@ -86,7 +111,7 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:
             folder.write_summary(summary)
-    return Outcome(summary, CAN_GO_ON if test.signal else 0)
+    return Outcome(summary, CAN_GO_ON if test.signal else 0, is_told=mesh.rank == 0)
 
 
 def _load_encoder(config: Config, model: nn.Module, mesh: Mesh) -> list[str]:
@@ -122,6 +147,8 @@ def _trainer(
     signals: StopSignals,
     context: AbstractContextManager[object],
     stack: ExitStack,
+    *,
+    is_shown: bool,
 ) -> Trainer:
     loader = stack.enter_context(make_loader(parts["train"], config, mesh, training=True))
     validation = None
@@ -143,7 +170,7 @@ def _trainer(
             Checkpoints(folder.checkpoints, mesh, keep=config.run.keep)
         ),
         recorder=stack.enter_context(Recorder(folder, mesh, tensorboard=config.run.tensorboard)),
-        progress=stack.enter_context(TrainProgress(config.train.epochs, show=mesh.rank == 0)),
+        progress=stack.enter_context(TrainProgress(config.train.epochs, show=is_shown)),
         signals=signals,
         parts_digest={name: part.manifest.digest() for name, part in parts.items()},
     )
