@@ -60,11 +60,10 @@ class RunTrace:
         return self._report() if is_ours and self._mesh.rank == 0 else {}
 
     def _report(self) -> dict[int, Shares]:
-        write_report = getattr(trace, "write_report", None)
-        if write_report is None or not self._folder.trace.exists():
+        if not self._folder.trace.exists():
             return {}
         try:
-            told = write_report(self._folder.path).to_dict()
+            told = trace.write_report(self._folder.path).to_dict()
             return {
                 self._last_steps[each["epoch"]]: _shares(each)
                 for each in told["epochs"]
