@@ -4,6 +4,20 @@ from mutation.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "nn/parallel/cut_weights.py",
+        "        return slab_of_weight(leaf, self._mesh) if is_cut(leaf) else leaf\n\n\ndef _mixes",
+        "        return leaf\n\n\ndef _mixes",
+        "nn/parallel/test_cut_weights.py",
+        "cut weights stay DTensors where they meet plain tensors",
+    ),
+    Mutant(
+        "dist_ops/channel_product.py",
+        "            _add_grads(totals, piece, (x, weight), message.box, ctx)\n",
+        "            _add_grads(totals, piece, ctx.saved_tensors, message.box, ctx)\n",
+        "dist_ops/test_channel_product.py",
+        "what a checkpoint computes again is asked for twice",
+    ),
+    Mutant(
         "nn/parallel/gradient_averaging.py",
         "            averaging.at_end(weight, number)\n        self._unsynced.clear()\n",
         "            pass\n        self._unsynced.clear()\n",

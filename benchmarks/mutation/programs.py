@@ -1,8 +1,36 @@
-"""Mutants of train, cli and testing."""
+"""Mutants of planner, train, cli and testing."""
 
 from mutation.mutant import Mutant
 
 MUTANTS = [
+    Mutant(
+        "planner/memory.py",
+        "        if shares and made - sent >= BUCKET_NBYTES:\n",
+        "        if False:\n",
+        "planner/test_memory.py",
+        "messages of gradients take no memory",
+    ),
+    Mutant(
+        "planner/memory.py",
+        "            found[-2 - len(self.network.layers) - number] = self._of_others(number)\n",
+        "            pass\n",
+        "planner/test_memory.py",
+        "gathered channels are not kept",
+    ),
+    Mutant(
+        "planner/workspace.py",
+        "(-(-channels // BLOCK) * BLOCK)",
+        "channels",
+        "planner/test_memory.py",
+        "blocks of channels have no channels too many",
+    ),
+    Mutant(
+        "planner/read_network.py",
+        '        op = None if kwargs.get("out") is not None else OPS.get(func)\n',
+        "        op = OPS.get(func)\n",
+        "planner/test_read_network_errors.py",
+        "rules are asked to read out=",
+    ),
     Mutant(
         "train/checkpoints.py",
         "    write_manifest(replace(manifest, files=files), beside)\n"

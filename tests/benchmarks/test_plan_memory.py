@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "plan_memory.py"
 @pytest.mark.parametrize(
     "args",
     [
-        ["--networks", "U-Net", "--meshes", "depth=2", "channel=2"],
+        ["--networks", "U-Net", "--meshes", "depth=2"],
         pytest.param(["--networks", "U-Net", "CosmoFlow", "ResNet-50"], marks=pytest.mark.slow),
     ],
     ids=["U-Net", "all"],
