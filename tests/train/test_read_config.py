@@ -314,6 +314,9 @@ CHOICES = {
     "mesh.auto": [False],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
+    "tournament.trainers": [1, 2],
+    "tournament.data": ["share", "all"],
+    "tournament.meshes": [()],
 }
 
 
