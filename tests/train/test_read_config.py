@@ -315,6 +315,9 @@ CHOICES = {
     "run.trace": ["coarse", "off"],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
+    "tournament.trainers": [1, 2],
+    "tournament.data": ["share", "all"],
+    "tournament.meshes": [()],
 }
 
 

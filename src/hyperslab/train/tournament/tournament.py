@@ -243,8 +243,8 @@ class Tournament:
             self._board = Board(self._folder)
             self._board.hold(_name(self.trainer))
             if self.comes_back:
-                self._board.remove(f"absent-{self.trainer}")
-                self._board.remove(f"finished-{self.trainer}")
+                for note in ("absent", "finished", "result", "told"):
+                    self._board.remove(f"{note}-{self.trainer}")
 
     # Between matches
 
@@ -477,22 +477,38 @@ class Tournament:
         """Who plays this match, as the first who comes to it finds: the same for all."""
 
         def look(board: Board) -> list[int]:
-            board.remove(f"absent-{self.trainer}")
+            for note in ("absent", "told"):
+                board.remove(f"{note}-{self.trainer}")
             found = board.read(f"roster-{number}")
             return list(found or board.post_first(f"roster-{number}", self._living(board)))
 
         playing: list[int] = self._ask(look)
-        before, self._playing = self._playing, playing
-        if before is not None and playing and self.trainer == min(playing):
-            if gone := [each for each in before if each not in {*playing, *self._missed}]:
-                self.say(_shown_gone(gone, number, playing, self._ask(self._is_finished(gone))))
-            if back := [each for each in playing if each not in before]:
-                self.say(f"tournament: trainer {', '.join(map(str, back))} back at match {number}")
-        self._missed -= {*playing}
+        before, self._playing = self._playing or [], playing
+        gone = [each for each in before if each not in {*playing, *self._missed}]
+        if gone and self._is_first_to_tell(gone):
+            others = ", ".join(map(str, playing))
+            what = "done" if self._ask(self._is_finished(gone)) else "gone"
+            names = ", ".join(map(str, gone))
+            self._say(f"trainer {names} {what} at match {number}; playing on: {others}")
+        self._missed = {*self._missed, *gone} - {*playing}
         return playing
 
     def _is_finished(self, trainers: Sequence[int]) -> Callable[[Board], bool]:
         return lambda board: all(board.read(f"finished-{each}") is not None for each in trainers)
+
+    def _is_first_to_tell(self, gone: Sequence[int]) -> bool:
+        """Whether no other trainer has told, or will, that these are gone: one line is enough."""
+
+        def look(board: Board) -> bool:
+            told = [board.post_first(f"told-{each}", self.trainer) for each in gone]
+            return self.trainer in told
+
+        found: bool = self._ask(look)
+        return found
+
+    def _say(self, text: str) -> None:
+        if self._channel is not None and self._channel.rank == 0:
+            self.say(f"tournament: {text}")
 
     def _living(self, board: Board) -> list[int]:
         return [
@@ -625,9 +641,9 @@ class Tournament:
     def _told_gone(self, other: int, gone: _Gone) -> str:
         """Why a match is not played; a line says so."""
         text = f"trainer {other} {gone.why}; trainer {self.trainer} goes on without it"
+        if other not in self._missed and self._is_first_to_tell([other]):
+            self._say(text)
         self._missed.add(other)
-        if self._channel is not None and self._channel.rank == 0:
-            self.say(f"tournament: {text}")
         return text
 
     def _match(self, number: int, partner: int | None, **found: Any) -> Match:
@@ -777,12 +793,3 @@ def _checked_starts(
 
 def _name(trainer: int) -> str:
     return f"trainer-{trainer}"
-
-
-def _shown_gone(
-    gone: Sequence[int], number: int, playing: Sequence[int], are_finished: bool
-) -> str:
-    names = ", ".join(map(str, gone))
-    what = "done" if are_finished else "gone"
-    others = ", ".join(map(str, playing))
-    return f"tournament: trainer {names} {what} at match {number}; playing on: {others}"
