@@ -1,6 +1,6 @@
 """Plausible mistakes in the source, and what finds out whether the tests notice them."""
 
-from mutation import arithmetic, data, networks, programs, recorder, traces
+from mutation import arithmetic, data, foreign, networks, programs, recorder, traces
 
 MUTANTS = [
     *arithmetic.MUTANTS,
@@ -8,5 +8,6 @@ MUTANTS = [
     *data.MUTANTS,
     *programs.MUTANTS,
     *recorder.MUTANTS,
+    *foreign.MUTANTS,
     *traces.MUTANTS,
 ]

@@ -24,7 +24,7 @@ PAGES = {
     "speed.md": [],
     "trace.md": [
         *(f"runs/{run}/trace/rank00000.hstrace" for run in ("traced", "mine", "spans", "others")),
-        *("slow.html", "slow.png", "both.html"),
+        *("slow.html", "slow.png", "both.html", "mine.json"),
     ],
     "your-own.md": ["runs/drops/figures/predictions.png", "runs/split/model.safetensors"],
 }

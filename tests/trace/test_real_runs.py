@@ -53,7 +53,7 @@ def train(mesh, images, folder, *, epochs, prefetch, slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("read", "compute"), [(0.04, 0.0), (0.05, 0.1), (0.01, 0.15)])
+@pytest.mark.parametrize(("read", "compute"), [(0.04, 0.0), (0.05, 0.1)])
 def test_the_io_that_a_throttled_reader_exposes_is_found(
     tmp_path, images, monkeypatch, read, compute
 ):
@@ -70,7 +70,7 @@ def test_the_io_that_a_throttled_reader_exposes_is_found(
 
     monkeypatch.setattr(files.os, "preadv", throttled)
     mesh = hs.init(device="cpu")
-    waited = train(mesh, images, tmp_path / "trace", epochs=3, prefetch=1, slow=Slow())
+    waited = train(mesh, images, tmp_path / "trace", epochs=2, prefetch=1, slow=Slow())
     found = hs.trace.report(tmp_path)
     for truth, period in zip(waited, found.analysis.epochs.values(), strict=True):
         assert period.exposed(*IO) == pytest.approx(truth, rel=0.05, abs=0.01)

@@ -215,6 +215,22 @@ def test_processes_that_are_forked_and_started_write_files_of_their_own(tmp_path
     assert sum(nbytes for call, _, nbytes in others[1:]) == 102_400
 
 
+def test_nobody_is_said_to_wait_for_what_forked_workers_read(tmp_path, data, python):
+    python(
+        f"""
+        import os
+        if not (child := os.fork()):
+            open({str(data)!r}, "rb").read()
+            os._exit(0)
+        os.waitpid(child, 0)
+        """
+    )
+    trace = load_trace(tmp_path / "traced")
+    assert len(trace) > 0
+    assert not (trace.spans["flags"] & Flag.exposed).any()
+    assert trace.notes == ["1 processes read for others: nothing tells whether these waited for it"]
+
+
 @pytest.mark.slow
 def test_workers_of_a_data_loader_are_recorded(tmp_path, python):
     python(
@@ -327,6 +343,10 @@ def test_programs_and_what_is_no_file_are_left_out(tmp_path, python):
         import json, os, sqlite3, socket
         os.chdir({str(tmp_path)!r})
         open("module.py", "w").write("x = 1")
+        os.makedirs("bin", exist_ok=True)
+        open("bin/script", "w").write("x = 1")
+        os.chmod("bin/script", 0o755)
+        open("bin/script").read()
         open("module.py").read()
         open("/proc/self/status").read()
         open("/dev/zero", "rb").read(10)

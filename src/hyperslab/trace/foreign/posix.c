@@ -484,10 +484,11 @@ static int is_program(const char *path)
     return 0;
 }
 
-static int is_left_out(const char *path)
+static int is_left_out(const char *path, mode_t mode)
 {
     int is_ours = begins(path, folder) && path[strlen(folder)] == '/';
-    return is_ours || (!keeps_all && is_program(path));
+    int is_script = mode & S_IXUSR && strstr(path, "/bin/");
+    return is_ours || (!keeps_all && (is_script || is_program(path)));
 }
 
 static int in_vfork_child(void)
@@ -526,7 +527,7 @@ static uint32_t look(int descriptor, const char *path, int type, int op, uint64_
         (flags & O_ACCMODE) != O_WRONLY) {
         if (!path || *path != '/' || strlen(path) >= PATH_NBYTES)
             path = name_of(descriptor, found);
-        if (*path && !is_left_out(path) && begin_thread()) {
+        if (*path && !is_left_out(path, status.st_mode) && begin_thread()) {
             file = FIRST_FILE + atomic_fetch_add(&state->num_files, 1);
             write_text(type, op, file, start, duration, path);
         }

@@ -85,7 +85,7 @@ def mark_main_loops(contents: Iterable[FileContent]) -> None:
 
 
 def _who(content: FileContent, name: str) -> tuple[Any, ...]:
-    return (content.facts["clock"], content.facts["rank"], content.facts[name])
+    return (content.facts["clock"], content.facts["launched_as"], content.facts[name])
 
 
 def _facts(text: bytes) -> dict[str, Any]:
@@ -99,6 +99,7 @@ def _facts(text: bytes) -> dict[str, Any]:
 
     return {
         "rank": rank_of_launcher(variables) or 0,
+        "launched_as": rank_of_launcher(variables),
         "pid": number("pid"),
         "parent": number("parent"),
         "forked": number("forked"),
