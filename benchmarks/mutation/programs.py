@@ -268,4 +268,48 @@ MUTANTS = [
         " testing/test_sweep.py::test_a_rule_may_be_right",
         "the sweep does not compare gradients",
     ),
+    Mutant(
+        "train/tournament/mailbox.py",
+        "            rank = min(ranks, key=ends.__getitem__) if is_shared else 0\n",
+        "            rank = 0\n",
+        "train/test_tournament.py::test_every_box_is_laid_out_once"
+        " train/test_tournament.py::test_models_move_between_unlike_meshes_and_cut_weights",
+        "pieces that rank 0 does not hold are laid out by it",
+    ),
+    Mutant(
+        "train/tournament/tournament.py",
+        "            copies = {name: tensor.clone() for name, tensor in inbox.items()}\n",
+        "            copies = dict(inbox)\n",
+        "train/test_tournament.py",
+        "moments that were taken over change when the next model arrives",
+    ),
+    Mutant(
+        "train/tournament/tournament.py",
+        '            self._post(f"done-{self.trainer}", number)  # also who gave up reads no '
+        "more\n",
+        "",
+        "train/test_tournament.py",
+        "who gave a match up is waited for by the one who came late",
+    ),
+    Mutant(
+        "train/tournament/rules.py",
+        "    if not math.isfinite(score):\n        return False\n",
+        "",
+        "train/test_tournament.py",
+        "a score of minus infinity wins",
+    ),
+    Mutant(
+        "train/tournament/rules.py",
+        "found[name] = _within(values[name] * (factor if up else 1 / factor), low, high)",
+        "found[name] = values[name] * (factor if up else 1 / factor)",
+        "train/test_tournament.py",
+        "hyperparameters leave their range",
+    ),
+    Mutant(
+        "train/tournament/shares.py",
+        "        drawn = drawn[trainer * size : (trainer + 1) * size]\n",
+        "        drawn = drawn[trainer * size : (trainer + 2) * size]\n",
+        "train/test_tournament_run.py",
+        "trainers share samples, and learn from what others hold out",
+    ),
 ]

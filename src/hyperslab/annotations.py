@@ -94,7 +94,8 @@ def _words(member: Any) -> str:
         return f'"{NONE}"'
     outer = get_origin(member) or member
     if outer is Sequence:
-        return f"a list of {_WORDS[get_args(member)[0]][1]}"
+        inner = get_args(member)[0]
+        return f"a list of {_WORDS[inner][1] if inner in _WORDS else 'tables'}"
     if outer is Mapping:
         inner = get_args(member)[1]
         words = " or ".join(_WORDS[each][1] for each in members(inner) if each is not Any)

@@ -40,7 +40,7 @@ def partial_file(target: Path) -> Iterator[tuple[Path, int]]:
             yield path, fd
             os.fsync(fd)
             path.replace(target)
-            _sync_folder(target.parent)
+            sync(target.parent)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -171,8 +171,9 @@ def _removed_if_abandoned(path: Path) -> bool:
         os.close(fd)
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Puts the bytes of a file, or the names in a folder, on the disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.functional_tensor import FunctionalTensor as FunctionalTensor
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_store as default_store
 from torch.jit._builtins import _register_builtin
 from torch.nn.modules.module import _has_any_global_hook as has_global_module_hooks
@@ -74,6 +75,34 @@ Made = TypeVar("Made", bound=Callable[..., Any])
 # page in torch's documentation imports it from there) and how to leave them, the transforms of
 # torch.func that are running, hooks of all modules, operators whose order a compiler keeps, and the
 # store of torch.distributed, which outlives its process groups.
+
+
+def swap_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Makes ``group`` the default process group, or leaves none; gives the one before.
+
+    Torch can only end the default group, and all others with it. A part of the ranks that is to
+    live and die apart needs a default group of its own, and that of all ranks may be a user's.
+    """
+    before = distributed_c10d._world.default_pg
+    distributed_c10d._update_default_pg(group)
+    return before
+
+
+def forget_placements() -> None:
+    """Empties what torch remembers of operators on DTensors.
+
+    It tells meshes apart by their ranks, not by their process groups: after those have ended, equal
+    ranks with new groups would be sent to the old ones.
+    """
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+
+
+def known_groups() -> list[dist.ProcessGroup]:
+    """The process groups of this process that were not destroyed."""
+    return [*distributed_c10d._world.pg_map]
 
 
 # --- What torch is doing now ------------------------------------------------------------------

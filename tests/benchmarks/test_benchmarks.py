@@ -28,12 +28,15 @@ SMALL = {
     "losses.py": ["--library", "monai", "--filter", "DiceLoss"],
     "mutants.py": ["--list"],
     "overhead.py": ["--repeats", "1"],
+    "plan_memory.py": ["--small", "--networks", "U-Net", "--meshes", "one"],
     "plan_ours.py": ["--small"],
     "parallel_read.py": ["--size", "16", "--ranks", "2", "--rounds", "1"],
     "read.py": ["--size", "16", "--rounds", "1"],
     "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "stress.py": ["--count", "1"],
+    "trace.py": ["--turns", "2"],
     "trace_report.py": ["--spans", "20000"],
+    "tournament.py": ["--quick"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }
 ELSEWHERE = {"bars.py", "fuzz.py", "kill.py", "plan_published.py"}  # have tests of their own

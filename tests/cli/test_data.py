@@ -185,7 +185,7 @@ def test_wrong_usage_exits_with_2(tmp_path, monkeypatch, arguments, words):
     [
         (["info", "none.npy"], "none.npy does not exist"),
         (["info", "no*.npy"], "no file fits 'no*.npy'"),
-        (["info", "."], "tells its format"),
+        (["info", "x.tiff"], "tells its format"),
         (["info", "bad.npy"], "bad.npy"),
         (["info", "x.npy", "--axes", "QQQ"], "axes 'QQQ'"),
         (["info", "x.npy", "--sample", "full"], "no array 'full'"),

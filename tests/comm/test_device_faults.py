@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from host_gpus import use_host_gpus
 from torch import nn
 
 import hyperslab as hs
 from hyperslab.comm import failure_report
 from hyperslab.testing import Team, seeded
-from hyperslab.testing.host_gpus import use_host_gpus
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -252,7 +252,7 @@ import os, signal
 import torch
 import hyperslab as hs
 from hyperslab.comm import failure_report
-from hyperslab.testing.host_gpus import use_host_gpus
+from host_gpus import use_host_gpus
 
 failure_report.REPORT_TIMEOUT_SECONDS = 0.3
 if {device!r} == "cpu":
@@ -276,6 +276,7 @@ def run_program(folder, device, fault, environment):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    place["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # as in tests
     environment = environment | place | {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from host_gpus import make_host_memory, use_host_gpus
 
 import hyperslab as hs
 from hyperslab.comm import device_setup, join
 from hyperslab.comm.device_setup import Place
 from hyperslab.testing import Team, seeded
-from hyperslab.testing.host_gpus import make_host_memory, use_host_gpus
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 

@@ -14,6 +14,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.distributed as dist
+from host_gpus import make_host_memory, share_host_memory
+from triton_interpreter import use_triton_interpreter
 
 import hyperslab as hs
 from hyperslab.comm import failure_report
@@ -22,8 +24,6 @@ from hyperslab.comm.fetch import fetch, post_fetch
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
 from hyperslab.layout import Box, Cuts, Layout, Span, Split, plan_exchange
 from hyperslab.testing import Team, seeded
-from hyperslab.testing.host_gpus import make_host_memory, share_host_memory
-from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 ON_GPU = torch.cuda.is_available()
 # Triton itself is loaded by the ranks: who loads it here decides how kernels run in other tests.

@@ -177,3 +177,17 @@ def init_in_groups_of_others(folder):
 def test_a_process_group_may_be_there_before_and_be_destroyed(tmp_path):
     with Team(2, timeout_seconds=30) as team:
         team.run(init_in_groups_of_others, tmp_path)
+
+
+@pytest.mark.ranks(3)
+def test_what_rank_0_finds_out_all_are_told_and_its_errors_too():
+    mesh = init()
+    assert mesh.ask_first(lambda: f"from rank {mesh.rank}") == "from rank 0"
+    assert mesh.tell_all(2 * mesh.rank) == [0, 2, 4]
+
+    def fail():
+        raise hs.FormatError(f"no such file, says rank {mesh.rank}")
+
+    with pytest.raises(hs.FormatError, match="no such file, says rank 0"):
+        mesh.ask_first(fail)
+    assert mesh.tell_all(1) == [1, 1, 1]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import hyperslab as hs
 from hyperslab.dist_ops import channel_product, choices
@@ -41,19 +42,24 @@ def _spy(calls, name, apply, *args):
     return apply(*args)
 
 
+def twins(name, mesh):
+    """A layer in one process and over ranks, with the same weights, and an input."""
+    make, shape = CASES[name]
+    torch.manual_seed(2)
+    serial, ours = make().double(), hs.parallelize(nn.Sequential(make().double()), mesh)
+    with torch.no_grad():
+        for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
+            mine.copy_(distribute_tensor(theirs.detach(), mine.device_mesh, mine.placements))
+    return serial, ours, seeded(*shape)
+
+
 @pytest.mark.ranks
 @pytest.mark.every(2)
 @pytest.mark.parametrize("axes", [{"channel": 2}, {"channel": 3}, {"sample": 2, "channel": 2}])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_process(name, axes):
-    make, shape = CASES[name]
     mesh = hs.init(**axes, device="cpu", timeout_seconds=100)
-    torch.manual_seed(2)
-    serial, x = make().double(), seeded(*shape)
-    ours = hs.parallelize(nn.Sequential(make().double()), mesh)
-    with torch.no_grad():
-        for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
-            mine.copy_(distribute_tensor(theirs.detach(), mine.device_mesh, mine.placements))
+    serial, ours, x = twins(name, mesh)
     first, given = (x.clone().requires_grad_() for _ in range(2))
     expected = serial(first)
     coefficients = seeded(*expected.shape, seed=3)
@@ -67,6 +73,20 @@ def test_values_and_gradients_are_those_of_one_process(name, axes):
     for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
         torch.testing.assert_close(whole(mine.grad), theirs.grad, **close)
     assert calls == ["_ScatterProduct" if name.endswith("channels") else "_GatherProduct"]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["filters", "channels", "dense, channels"])
+def test_a_product_under_an_activation_checkpoint_is_computed_again(name):
+    mesh = hs.init(channel=2, device="cpu", timeout_seconds=100)
+    serial, ours, x = twins(name, mesh)
+    serial(x).square().sum().backward()
+    with hidden_messages() as calls:
+        out = checkpoint(ours, hs.shard(x, mesh), use_reentrant=False)
+        out.square().sum().backward()
+    assert len(calls) == 2
+    for mine, theirs in zip(ours.parameters(), serial.parameters(), strict=True):
+        torch.testing.assert_close(whole(mine.grad), theirs.grad, rtol=1e-10, atol=1e-11)
 
 
 class NewMemory(TorchDispatchMode):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import hyperslab as hs
 from hyperslab.dist_ops import choices, window_conv
 from hyperslab.kernels import fused
-from hyperslab.kernels.rows_beside import empty_with_rows, has_rows, window_around
+from hyperslab.kernels.memory_format import empty_with_rows, has_rows, window_around
 from hyperslab.testing import Team, assert_same_as_serial, seeded
 from hyperslab.testing.strategies import Place
 

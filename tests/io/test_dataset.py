@@ -157,8 +157,10 @@ def test_files_that_are_not_there_are_named(tmp_path):
         hs.open(tmp_path / "gone.h5")
     with pytest.raises(hs.ConfigError, match="no files were given"):
         hs.open([])
-    with pytest.raises(hs.FormatError, match="no suffix that tells its format"):
+    with pytest.raises(hs.FormatError, match="has no files of a known format: name those"):
         hs.open(tmp_path)
+    with pytest.raises(hs.FormatError, match="no suffix that tells its format"):
+        hs.open(tmp_path / "image.tiff")
 
 
 def test_a_file_unlike_the_first_is_named_with_its_sample(folder):

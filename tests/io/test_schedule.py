@@ -94,6 +94,15 @@ def test_parts_by_fraction_share_no_sample_and_leave_none_out(num, seed):
     assert abs(len(parts["train"]) - num / 2) <= 1
 
 
+@given(st.integers(3, 60), st.lists(st.floats(0.001, 0.3), min_size=1, max_size=3))
+def test_every_share_gets_a_sample_however_small(num, shares):
+    parts = split_samples(num, {str(i): share for i, share in enumerate(shares)})
+    for share, part in zip(shares, parts.values(), strict=True):
+        assert len(part) >= 1
+        assert len(part) <= max(1, np.ceil(share * num))
+    assert len(np.unique(np.concatenate(list(parts.values())))) == sum(map(len, parts.values()))
+
+
 def test_listed_samples_are_not_drawn_for_other_parts():
     parts = split_samples(6, {"test": [5, 0], "train": 1.0})
     assert parts["test"].tolist() == [5, 0]
@@ -106,7 +115,8 @@ def test_listed_samples_are_not_drawn_for_other_parts():
         ({"a": 0.7, "b": 0.7}, "sum to at most 1"),
         ({"a": [0, 9]}, "lists sample 9, but there are 4"),
         ({"a": [1], "b": [1]}, "listed twice"),
-        ({"a": 0.01, "b": 0.5}, "parts a of 4 samples would be empty"),
+        ({"a": 0.0, "b": 0.5}, "parts a of 4 samples would be empty"),
+        ({"a": [0, 1, 2], "b": 0.5, "c": 0.5}, "parts b of 4 samples would be empty"),
         ({"a": [[1]]}, "a fraction or a list"),
     ],
 )

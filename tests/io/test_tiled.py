@@ -171,7 +171,6 @@ def test_what_cannot_be_read_is_named_with_file_sample_and_tile(folder, data):
 
 
 def test_a_file_that_was_looked_at_before_it_was_tiled_may_not_change(folder, data):
-    data.fix_versions()
     tiled = data.tiled(2)
     with h5py.File(folder / "0.h5", "a") as file:
         file["even more"] = np.zeros(999)

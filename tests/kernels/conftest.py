@@ -3,8 +3,7 @@
 from importlib.util import find_spec
 
 import torch
-
-from hyperslab.testing.triton_interpreter import use_triton_interpreter
+from triton_interpreter import use_triton_interpreter
 
 if not torch.cuda.is_available() and find_spec("triton"):
     use_triton_interpreter()

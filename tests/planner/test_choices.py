@@ -150,8 +150,9 @@ def test_any_way_through_a_network_is_a_plan_that_parallelize_takes():
 def test_chains_that_save_memory_train_as_one_process():
     network = read_network(rows(), (2, 8, 8, 8))
     job = Job(network, 2, precision="fp32")
-    needed = search(job, MACHINE, 2).best.memory_nbytes
-    best = search(job, replace(MACHINE, memory_nbytes=needed), 2).best
+    machine = replace(MACHINE, cores_per_node=0)  # whose convolutions have no copies beside them
+    needed = search(job, machine, 2).best.memory_nbytes
+    best = search(job, replace(machine, memory_nbytes=needed), 2).best
     assert {*best.depth_first} & {"0-2", "3", "4"}
     assert best.memory_nbytes < needed
     assert_trains_as_one_process(rows(), (2, 8, 8, 8), best)

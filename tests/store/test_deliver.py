@@ -250,3 +250,35 @@ def test_a_loader_that_turns_on_the_device_gives_arrays_that_are_turned_too(scan
             np.testing.assert_array_equal(x.local, image)
             np.testing.assert_array_equal(label.local, labels)
             np.testing.assert_array_equal(labels, image[:, 0] % 7)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_standard_takes_the_statistics_of_the_whole_set(axes, folder):
+    mesh = hs.init(**axes, device="cpu")
+    data = hs.with_statistics(hs.open(folder / "images.npy", axes="NCHW", mesh=mesh), mesh)
+    with hs.Loader(data, mesh, batch_size=2, shuffle="none", normalize="standard") as loader:
+        found = torch.cat([hs.gather(x) for x in loader])
+    x = torch.from_numpy(images_of())
+    mean, std = x.mean((0, 2, 3), True), x.std((0, 2, 3), correction=0, keepdim=True)
+    torch.testing.assert_close(found, (x - mean) / std)
+
+
+def test_standard_without_statistics_says_where_they_come_from(folder):
+    data = hs.open(folder / "images.npy", axes="NCHW")
+    with pytest.raises(
+        hs.ConfigError, match=r"name their array by stats= .*; or open an index into"
+    ):
+        hs.Loader(data, normalize="standard")
+
+
+def test_a_constant_channel_becomes_0_and_one_without_values_is_refused(tmp_path):
+    images = np.stack([np.full((2, 4), 3.0), np.full((2, 4), np.nan)])
+    np.save(tmp_path / "x.npy", images[None, :1])
+    data = hs.with_statistics(hs.open(tmp_path / "x.npy", axes="NCHW"))
+    with hs.Loader(data, hs.init(device="cpu"), normalize="standard") as loader:
+        assert not torch.any(next(iter(loader)).local)
+    np.save(tmp_path / "x.npy", images[None])
+    data = hs.with_statistics(hs.open(tmp_path / "x.npy", axes="NCHW"))
+    with pytest.raises(hs.ConfigError, match="channel 1 of 'data' has none that are finite"):
+        hs.Loader(data, normalize="standard")

@@ -61,8 +61,8 @@ def test_labels_of_separate_validation_files_lie_where_they_are_said_to(folder):
     }
     parts = opened(**settings, validation_beside={"label": "val/masks/*.npy"})
     assert pairs(parts["validation"]) == [(0, 0), (1, 1), (2, 2)]
-    _, partners = parts["validation"].open_file.args
-    assert "masks" in str(partners)
+    assert "masks" in str(parts["validation"].manifest[0].arrays["label"].file)
+
     words = r"data\.beside: .* another of the same name as images/0\.npy.* data\.validation_beside"
     with pytest.raises(ConfigError, match=words):
         opened(**settings)

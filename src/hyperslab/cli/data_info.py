@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hyperslab.cli.data_options import JSON, Source, data_options, mesh_option, shape_option
-from hyperslab.cli.output import counted, print_result, two_columns
+from hyperslab.cli.output import bars, counted, print_result, progress_bar, two_columns
 from hyperslab.errors import ConfigError
 from hyperslab.io.dataset import Dataset
+from hyperslab.io.finding import find_files
 from hyperslab.io.info import (
     DataInfo,
     MeshReads,
@@ -26,16 +27,17 @@ from hyperslab.io.info import (
     draw_slice,
     mesh_reads,
 )
+from hyperslab.io.info.check import Suspicion, find_suspicions
 from hyperslab.io.info.describe import ArrayInfo, Listed, fitting_presets, list_arrays
 from hyperslab.io.info.reads import RankReads, find_trouble
-from hyperslab.io.opening import find_files
+from hyperslab.io.opening import looked_at
 from hyperslab.io.spec import READINGS, shown_shape
 from hyperslab.layout import Grid
 from hyperslab.partial import shown_nbytes
 
 MAX_ROWS = 16
+MAX_SHAPES = 6
 MAX_CHANNELS = 8
-BARS = " ▁▂▃▄▅▆▇█"
 
 EXAMPLES = """\b
 Examples:
@@ -43,6 +45,7 @@ Examples:
   hyperslab data info 'cosmo/*.h5' --sample full --target unitPar --axes DHWC
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --png slice.png
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --mesh depth=2,height=2
+  hyperslab data info 'images/*.nii' --beside 'label=labels/*.nii' --check
   hyperslab data info 'cosmo/*.h5' --preset cosmoflow --tile 64 --index 5
   hyperslab data info volume.raw -o dtype=int16 -o shape=4x128x128x128 --axes CDHW
 """
@@ -54,6 +57,7 @@ Examples:
 @mesh_option("Show what each rank reads, such as depth=2,height=2.")
 @shape_option("--tile", "Cut samples into tiles of these extents, such as 64 or 64x64x32.")
 @click.option("--index", type=click.IntRange(min=0), default=0, help="Which sample to look at.")
+@click.option("--check", is_flag=True, help="Read all files, and list those that are odd.")
 @click.option(
     "--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a slice into this file."
 )
@@ -63,14 +67,17 @@ def info(
     mesh: Grid | None,
     tile: tuple[int, ...] | None,
     index: int,
+    check: bool,
     png: Path | None,
     as_json: bool,
 ) -> None:
     """Show what is in the files at PATH.
 
-    Shape, dtype and layout on disk of the sample and its targets, the values of one slice, and what
-    a mesh would read on each rank. A file with several arrays, and no --sample, is listed. Warns
-    where the files make boxes expensive, and names the command that mends it.
+    Shape, dtype and layout on disk of the sample and its targets, what lies beside the first
+    samples, the values of one slice, and what a mesh would read on each rank. A file with several
+    arrays, and no --sample, is listed. Warns where the files make boxes expensive, and names the
+    command that mends it. With --check all files are read, and those told that have NaN, one value
+    everywhere, another shape or another dtype than the first.
     """
     try:
         dataset = source.open()
@@ -84,6 +91,12 @@ def info(
         return
     if tile:
         dataset = dataset.tiled(tile if len(tile) > 1 else tile[0])
+    odd = None
+    if check:
+        with progress_bar("Looking at files") as progress:
+            dataset = Dataset(looked_at(dataset.manifest, progress))
+        with progress_bar("Reading") as progress:
+            odd = find_suspicions(dataset, progress)
     values = describe_slice(dataset, index)
     reads = mesh_reads(dataset, mesh, index) if mesh else None
     trouble = find_trouble(dataset, reads, index)
@@ -92,6 +105,7 @@ def info(
         values=values,
         reads=reads,
         trouble=trouble,
+        odd=odd,
         remedy=_repack_command(source, dataset, mesh) if trouble else None,
     )
     if png:
@@ -107,6 +121,8 @@ class Findings:
     values: SliceInfo
     reads: MeshReads | None
     trouble: list[str]
+    odd: list[Suspicion] | None
+    """None if not all files were read."""
     remedy: str | None
     """The command that mends the trouble."""
 
@@ -149,6 +165,10 @@ def _listing(source: Source, arrays: dict[str, Listed]) -> list[RenderableType]:
 def _report(found: Findings, png: Path | None) -> list[RenderableType]:
     arrays = found.info.arrays
     parts = [_size_table(found.info), "", _array_table(arrays), "", *_value_table(found.values)]
+    if found.info.pairs:
+        parts += ["", *_pair_table(found.info)]
+    if found.odd is not None:
+        parts += ["", *_odd_table(found.odd)]
     if found.reads:
         parts += ["", *_mesh_table(found.reads, any(array.compression for array in arrays))]
     if png:
@@ -164,6 +184,10 @@ def _size_table(info: DataInfo) -> Table:
     more = f" and {info.num_files - 1} more" if info.num_files > 1 else ""
     table.add_row("files", Text(f"{info.first_file}{more}"))
     table.add_row("samples", f"{info.num_samples}, in {counted(info.num_files, 'file')}")
+    if len(info.shapes) > 1:
+        shapes = [f"{num} of {shape}" for shape, num in info.shapes.items()]
+        more = f" and {len(shapes) - MAX_SHAPES} other shapes" if len(shapes) > MAX_SHAPES else ""
+        table.add_row("shapes", Text(", ".join(shapes[:MAX_SHAPES]) + more, style="yellow"))
     table.add_row("on disk", f"{shown_nbytes(info.disk_nbytes)}, all files with all they hold")
     table.add_row("in memory", f"{shown_nbytes(info.memory_nbytes)}, the arrays below")
     return table
@@ -187,6 +211,34 @@ def _array_table(arrays: tuple[ArrayInfo, ...]) -> Table:
     return table
 
 
+def _pair_table(info: DataInfo) -> list[RenderableType]:
+    """What lies beside the first samples."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("sample", overflow="fold")
+    for name, _ in info.pairs[0].beside:
+        table.add_column(Text(name), overflow="fold")
+    for pair in info.pairs:
+        table.add_row(Text(pair.key), *(Text(place) for _, place in pair.beside))
+    if (left := info.num_samples - len(info.pairs)) > 0:
+        table.add_row(f"and {left} more")
+    return [Text("What lies beside the samples", style="bold"), table]
+
+
+def _odd_table(odd: list[Suspicion]) -> list[RenderableType]:
+    """The first files that are odd."""
+    if not odd:
+        return [Text("All files were read, and none is odd", style="bold")]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("file", "array", "what is odd"):
+        table.add_column(name, overflow="fold")
+    for each in odd[:MAX_ROWS]:
+        table.add_row(Text(each.file), Text(each.array), Text(each.why, style="yellow"))
+    if (left := len(odd) - MAX_ROWS) > 0:
+        table.add_row(f"and {left} more")
+    title = f"All files were read, and this is odd in {counted(len(odd), 'array')} of them"
+    return [Text(title, style="bold"), table]
+
+
 def _value_table(values: SliceInfo) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("channel", "min", "max", "mean", "std", "zeros", "not finite", "histogram"):
@@ -195,20 +247,11 @@ def _value_table(values: SliceInfo) -> list[RenderableType]:
         numbers = (channel.minimum, channel.maximum, channel.mean, channel.std)
         shown = ["-" if value is None else f"{value:.5g}" for value in numbers]
         fractions = (f"{channel.zeros:.1%}", f"{channel.not_finite:.1%}")
-        table.add_row(str(number), *shown, *fractions, f"|{_bars(channel.histogram)}|")
+        table.add_row(str(number), *shown, *fractions, f"|{bars(channel.histogram)}|")
     if (left := len(values.channels) - MAX_CHANNELS) > 0:
         table.add_row(f"and {left} more")
     kind = "of log(1 + value)" if values.is_log else "from min to max"
     return [Text(f"Values of {values.place}; histograms {kind}", style="bold"), table]
-
-
-def _bars(counts: tuple[int, ...]) -> str:
-    """One character a bin, its height by the square root so that tails can be seen."""
-    top = max(counts, default=0) or 1
-    heights = [round((count / top) ** 0.5 * (len(BARS) - 1)) for count in counts]
-    return "".join(
-        BARS[max(height, count > 0)] for height, count in zip(heights, counts, strict=True)
-    )
 
 
 # Meshes
@@ -291,6 +334,7 @@ def _to_dict(found: Findings) -> dict[str, Any]:
         **asdict(found.info),
         "arrays": [{**asdict(array), "ratio": array.ratio} for array in found.info.arrays],
         "slice": asdict(found.values),
+        "odd": None if found.odd is None else [asdict(each) for each in found.odd],
         "ranks": ranks,
         "warnings": found.trouble,
         "remedy": found.remedy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from hyperslab.io import PRESETS, Dataset, known_formats, open as open_data
+from hyperslab.io.sharing import Ranks, shared
+from hyperslab.io.targets import Targets
 from hyperslab.layout import AXES, Grid
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -30,18 +32,40 @@ class Source:
     axes: str | dict[str, str] | None
     preset: str | None
     format: str | None
+    beside: Mapping[str, str]
+    pair_by: str | None
+    columns: tuple[str, ...]
+    key: str | None
+    attributes: tuple[str, ...]
     options: Mapping[str, Any]
 
-    def open(self) -> Dataset:
-        return open_data(
+    def open(self, mesh: Ranks | None = None) -> Dataset:
+        """With ``mesh`` rank 0 looks at the files for all; collective over all ranks."""
+        if mesh is None or mesh.num_ranks == 1:
+            return self._opened()
+        return Dataset(shared(lambda: self._opened().manifest, mesh))
+
+    def _opened(self) -> Dataset:
+        targets = Targets(
+            beside=self.beside,
+            pair_by=self.pair_by,
+            columns=self.columns or None,
+            key=self.key,
+            attributes=self.attributes,
+        )
+        axes = self.axes if isinstance(self.axes, dict) else {}
+        of_targets = {name: letters for name, letters in axes.items() if name in self.beside}
+        own = {name: letters for name, letters in axes.items() if name not in self.beside}
+        data = open_data(
             self.paths,
             sample=self.sample,
             target=self.target or None,
-            axes=self.axes,
+            axes=self.axes if isinstance(self.axes, str) else own or None,
             preset=self.preset,
             format=self.format,
             **self.options,
         )
+        return targets.put_beside(data, of_targets, setting="--pair-by")
 
     def words(self) -> list[str]:
         """The paths and options, as they would be typed again."""
@@ -52,6 +76,11 @@ class Source:
         pairs = [(f"--{name}", value) for name, value in named.items() if value]
         pairs += [("--target", name) for name in self.target]
         pairs += [("--format", self.format)] if self.format else []
+        pairs += [("--beside", f"{name}={pattern}") for name, pattern in self.beside.items()]
+        pairs += [("--column", name) for name in self.columns]
+        pairs += [("--attribute", name) for name in self.attributes]
+        pairs += [("--pair-by", self.pair_by)] if self.pair_by else []
+        pairs += [("--key", self.key)] if self.key else []
         pairs += [("--option", f"{name}={value}") for name, value in self.options.items()]
         words = [word for pair in pairs for word in pair]
         return [shlex.quote(word) for word in (*self.shown_paths, *words)]
@@ -71,15 +100,42 @@ def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     The files themselves come as its argument ``paths``.
     """
+    return _with_source(command, (*_OPTIONS, _option_for_format("-o", "--option")))
+
+
+def data_options_and_out(text: str, *, required: bool = False) -> Decorator:
+    """The same, and ``-o`` for an index to write, which ``command`` gets as ``out``."""
+    out = click.option(
+        "-o",
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_parsed(_checked_index),
+        required=required,
+        help=text,
+    )
+    options = (*_OPTIONS, _option_for_format("--option"), out)
+    return lambda command: _with_source(command, options)
+
+
+def _checked_index(path: Path) -> Path:
+    if path.suffix != ".json":
+        raise click.BadParameter(
+            f"an index is a .json file, so that it is known as one: got {path}"
+        )
+    return path
+
+
+def _with_source(command: Callable[..., Any], options: Iterable[Decorator]) -> Callable[..., Any]:
 
     @wraps(command)
     def wrapped(**given: Any) -> Any:
         source = Source(**{each.name: given.pop(each.name) for each in fields(Source)})
         return command(source=source, **given)
 
-    for add in reversed(_OPTIONS):
-        wrapped = add(wrapped)
-    return wrapped
+    decorated: Callable[..., Any] = wrapped
+    for add in reversed(tuple(options)):
+        decorated = add(decorated)
+    return decorated
 
 
 def mesh_option(text: str) -> Decorator:
@@ -139,6 +195,18 @@ def _parse_options(texts: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
+def _parse_beside(texts: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, pattern = text.partition("=")
+        if not equals or not name or not pattern or name in found:
+            raise click.BadParameter(
+                f"{text!r} is not a name and files, such as label=masks/*.nii, or named twice"
+            )
+        found[name] = pattern
+    return found
+
+
 def _parse_axes(text: str) -> str | dict[str, str]:
     if "=" not in text:
         return text
@@ -184,12 +252,44 @@ _OPTIONS = (
         help="The format, where the suffix does not tell it.",
     ),
     click.option(
-        "-o",
-        "--option",
+        "--beside",
+        metavar="NAME=PATTERN",
+        multiple=True,
+        callback=_parsed(_parse_beside),
+        help="Targets in other files: label='masks/*.nii', y=targets.csv. May be repeated.",
+    ),
+    click.option(
+        "--pair-by",
+        metavar="HOW",
+        help="How names go together: a regular expression with a group, a CSV file of pairs, order "
+        "or row.",
+    ),
+    click.option(
+        "--column",
+        "columns",
+        metavar="NAME",
+        multiple=True,
+        help="A column of the table with numbers; default: all but the key. May be repeated.",
+    ),
+    click.option(
+        "--key", metavar="NAME", help="Its column that names samples; default: the first."
+    ),
+    click.option(
+        "--attribute",
+        "attributes",
+        metavar="NAME",
+        multiple=True,
+        help="An attribute of the samples' HDF5 files that is a target. May be repeated.",
+    ),
+)
+
+
+def _option_for_format(*names: str) -> Decorator:
+    return click.option(
+        *names,
         "options",
         metavar="NAME=VALUE",
         multiple=True,
         callback=_parsed(_parse_options),
         help="For the format: dtype=int16, shape=4x64x64x64 and offset=512 of raw files.",
-    ),
-)
+    )

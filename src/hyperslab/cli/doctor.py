@@ -198,10 +198,7 @@ def _run_selftests(report: Report, machine: Machine) -> list[Check]:
 
 def find_versions() -> dict[str, str | None]:
     """The versions of hyperslab, Python and packages, ``None`` where one is not installed."""
-    found: dict[str, str | None] = {
-        "hyperslab": __version__,
-        "python": platform.python_version(),
-    }
+    found: dict[str, str | None] = {"hyperslab": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)

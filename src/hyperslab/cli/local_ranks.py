@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,6 +70,11 @@ class Outcome(NamedTuple):
     passed_on: list[str]
     """The signals that they were sent, because this process was."""
 
+    def has_whole_group(self, size: int) -> bool:
+        """Whether all ranks of a group of that size, which follow each other, ended well."""
+        failed = {ending.rank // size for ending in self.endings if ending.is_failure}
+        return len(failed) < len({ending.rank // size for ending in self.endings})
+
     def signal_behind(self, ending: Ending) -> str | None:
         """The signal that was passed on and ended the rank, if it was that."""
         by = {-signal.Signals[name]: name for name in self.passed_on}
@@ -87,16 +92,18 @@ def run_ranks(
     environ: Mapping[str, str] = os.environ,
     grace_seconds: float = GRACE_SECONDS,
     until_exit: bool = False,
+    num_groups: int = 1,
 ) -> Outcome:
     """Runs ``command`` as ``num_ranks`` processes, and tells how they ended.
 
     Each finds its rank in its environment, as under torchrun. Signals to this process are passed on
     to all of them, once: they are in process groups of their own, so that what a terminal sends
-    reaches them through here alone. When one fails, the others have ``grace_seconds`` to end too.
+    reaches them through here alone. When one fails, the others of its group have ``grace_seconds``
+    to end too; groups are of equally many that follow each other, and live and die apart.
     They do not outlive this process, even if it is killed. With ``until_exit``, for a process that
     is about to end, signals that come after them are ignored.
     """
-    processes = _RankProcesses(grace_seconds)
+    processes = _RankProcesses(grace_seconds, num_ranks // num_groups)
     with _caught(until_exit=until_exit) as signals, reserve_port() as reserved:
         port = reserved.getsockname()[1]
         try:
@@ -139,11 +146,13 @@ def torchrun_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 @dataclass
 class _RankProcesses:
     grace_seconds: float
+    group_size: int
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     endings: list[Ending] = field(default_factory=list)
-    deadline: float | None = None
-    """When those still running are asked to end, then killed."""
-    was_asked: bool = False
+    deadlines: dict[int, float] = field(default_factory=dict)
+    """When those still running of a group are asked to end, then killed."""
+    asked: set[int] = field(default_factory=set)
+    """Groups that were."""
     passed_on: list[str] = field(default_factory=list)
 
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -161,10 +170,12 @@ class _RankProcesses:
         for rank, process in list(self.running.items()):
             if (code := process.poll()) is not None:
                 del self.running[rank]
-                self._note(Ending(rank, code, self.was_asked))
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            self._send(signal.SIGKILL if self.was_asked else signal.SIGTERM)
-            self.was_asked, self.deadline = True, time.monotonic() + KILL_SECONDS
+                self._note(Ending(rank, code, rank // self.group_size in self.asked))
+        for group, deadline in self.deadlines.items():
+            if time.monotonic() > deadline:
+                self._send(signal.SIGKILL if group in self.asked else signal.SIGTERM, group)
+                self.asked.add(group)
+                self.deadlines[group] = time.monotonic() + KILL_SECONDS
 
     def kill(self) -> None:
         self._send(signal.SIGKILL)
@@ -173,17 +184,19 @@ class _RankProcesses:
 
     def _note(self, ending: Ending) -> None:
         self.endings.append(ending)
-        if ending.is_failure and self.deadline is None:
-            self.deadline = time.monotonic() + self.grace_seconds
+        if ending.is_failure:
+            group = ending.rank // self.group_size
+            self.deadlines.setdefault(group, time.monotonic() + self.grace_seconds)
 
     def _pass_on(self, number: int) -> None:
         """The first asks ranks to stop well, the second to stop now; a third leaves no choice."""
         self.passed_on.append(signal_name(number))
         self._send(signal.SIGKILL if _leaves_no_choice(self.passed_on) else number)
 
-    def _send(self, number: int) -> None:
-        for process in self.running.values():
-            process.send_signal(number)
+    def _send(self, number: int, group: int | None = None) -> None:
+        for rank, process in self.running.items():
+            if group in (None, rank // self.group_size):
+                process.send_signal(number)
 
 
 @contextmanager
@@ -275,8 +288,30 @@ def check_launched(launch: Launch, asked: int | None) -> None:
         )
 
 
-def count_ranks(config: Config, asked: int | None) -> RankCount:
-    """How many ranks to start: those asked for, those of the mesh, or one a GPU."""
+def count_ranks(config: Config, asked: int | None, *, is_one_trainer: bool = False) -> RankCount:
+    """How many ranks to start: those asked for, those of the mesh, or one a GPU.
+
+    In a tournament as many for each trainer, unless there ``is_one_trainer``.
+    """
+    trainers = 1 if is_one_trainer else config.tournament.trainers
+    if trainers == 1:
+        return _count_ranks(replace(config, mesh=config.mesh_of(0)), asked)
+    if asked is not None and asked % trainers:
+        raise ConfigError(
+            f"--ranks {asked} cannot be divided evenly among tournament.trainers = {trainers}: ask "
+            f"for a multiple of {trainers}"
+        )
+    first = replace(config, mesh=config.mesh_of(0))  # all have as many ranks
+    each = _count_ranks(first, None if asked is None else asked // trainers)
+    if asked is None and config.mesh.device != "cpu" and each.why.endswith("GPUs"):
+        num = max(1, count_gpus() // trainers)
+        each = RankCount(min(each.num, num), each.why)
+    why = f"tournament.trainers={trainers}, {each.num} for each: {each.why}"
+    _check_room(trainers * each.num, why, count_gpus())
+    return RankCount(trainers * each.num, why, each.advice)
+
+
+def _count_ranks(config: Config, asked: int | None) -> RankCount:
     axes = {axis: getattr(config.mesh, axis) for axis in AXES}
     cut = {axis: size for axis, size in axes.items() if size not in (None, 1)}
     product = math.prod(cut.values())

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -25,6 +25,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+BARS = " ▁▂▃▄▅▆▇█"
 
 
 def draw(parts: Iterable[RenderableType], *, min_width: int = 0) -> str:
@@ -92,6 +94,15 @@ def two_columns() -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     return table
+
+
+def bars(counts: Sequence[int]) -> str:
+    """A character for each count, as high as its square root so that tails can be seen."""
+    top = max(counts, default=0) or 1
+    heights = [round((count / top) ** 0.5 * (len(BARS) - 1)) for count in counts]
+    return "".join(
+        BARS[max(height, count > 0)] for height, count in zip(heights, counts, strict=True)
+    )
 
 
 def counted(num: int, word: str) -> str:

@@ -30,6 +30,7 @@ from hyperslab.cli.rank_errors import (
     stopped_by,
     told_once,
 )
+from hyperslab.errors import ConfigError
 from hyperslab.train.config import Config
 from hyperslab.train.preset_list import PRESETS, hint_for
 from hyperslab.train.process import CAN_GO_ON, COMMAND, user_command
@@ -43,6 +44,7 @@ Examples:
   hyperslab train cosmoflow-64                         trains on them, into runs/cosmoflow-64
   hyperslab train cosmoflow-64 --set mesh.depth=2      two local ranks share each cube
   hyperslab train cosmoflow-64 --set mesh=auto --ranks 2    the planner chooses the mesh
+  hyperslab train cosmoflow-64 --set tournament.trainers=4  four play against each other
   hyperslab train cosmoflow-64 --resume                goes on where it was stopped
   hyperslab train cosmoflow-128 --show > mine.toml     all settings, to be edited
   hyperslab train mine.toml --set data.batch_size=8 --set 'data.files="big/*.h5"'
@@ -80,6 +82,11 @@ GO_ON = "the same command with --resume goes on from the last checkpoint, if the
     hidden=True,
 )
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint, if there is one.")
+@click.option(
+    "--trainer",
+    type=click.IntRange(0),
+    help="Start this trainer of a tournament alone, from its checkpoint: the others still play.",
+)
 @click.option("--show", is_flag=True, help="Print all settings as TOML, and do not train.")
 @click.option("--list", "listing", is_flag=True, help="List the presets, and do not train.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON rather than a table.")
@@ -92,6 +99,7 @@ def train(
     folder: str | None,
     old_folder: str | None,
     resume: bool,
+    trainer: int | None,
     show: bool,
     listing: bool,
     as_json: bool,
@@ -123,18 +131,22 @@ def train(
     if launch:
         with told_once(launch, with_traceback=with_traceback):
             check_launched(launch, ranks)
-            code = _run(_config(source, changes, folder), resume, as_json, rank=launch.rank)
+            code = _run(_config(source, changes, folder), resume, as_json, trainer)
     else:
         config = _config(source, changes, folder)
-        chosen = count_ranks(config, ranks)
+        _check_trainer(config, trainer)
+        chosen = count_ranks(config, ranks, is_one_trainer=trainer is not None)
         if chosen.num > 1 or chosen.advice:
             print_news(_announcement(chosen), err=True)
         if chosen.num == 1:
-            code = _run(config, resume, as_json, rank=0)
+            code = _run(config, resume, as_json, trainer)
         else:
             flags = {"--traceback": with_traceback, "train": True}
             flags |= {"--resume": resume, "--json": as_json}
-            code = _start(config, chosen.num, [word for word, is_set in flags.items() if is_set])
+            words = [word for word, is_set in flags.items() if is_set]
+            words += [] if trainer is None else ["--trainer", str(trainer)]
+            num_groups = config.tournament.trainers if trainer is None else 1
+            code = _start(config, chosen.num, words, num_groups)
     ctx.exit(code)
 
 
@@ -149,17 +161,29 @@ def _announcement(chosen: RankCount) -> str:
     return f"Starting {many} ({chosen.why}){f'; {chosen.advice}' if chosen.advice else ''}"
 
 
-def _run(config: Config, resume: bool, as_json: bool, *, rank: int) -> int:
-    """Trains as one rank, and returns the exit code; rank 0 prints what came of it."""
+def _check_trainer(config: Config, trainer: int | None) -> None:
+    """Raises if one trainer is asked for that is not among those of the tournament."""
+    num = config.tournament.trainers
+    if trainer is not None and (num == 1 or trainer >= num):
+        raise ConfigError(
+            f"--trainer {trainer} is one of a tournament's, from 0 to tournament.trainers - 1, and "
+            f"tournament.trainers = {num}"
+        )
+
+
+def _run(config: Config, resume: bool, as_json: bool, trainer: int | None) -> int:
+    """Trains as one rank, and returns the exit code; one rank prints what came of it."""
     from hyperslab.train.run import run
 
-    outcome = run(config, resume=resume, ends_process=True)
-    if rank == 0:
+    _check_trainer(config, trainer)
+    is_back = resume or trainer is not None
+    outcome = run(config, resume=is_back, ends_process=True, trainer=trainer)
+    if outcome.is_told:
         print_news(json.dumps(outcome.summary, indent=2) if as_json else draw(outcome.report()))
     return outcome.exit_code
 
 
-def _start(config: Config, num_ranks: int, arguments: Sequence[str]) -> int:
+def _start(config: Config, num_ranks: int, arguments: Sequence[str], num_groups: int) -> int:
     """Trains on local ranks, and returns the exit code.
 
     They read the configuration as it is now, whatever becomes of its files while they start.
@@ -170,10 +194,17 @@ def _start(config: Config, num_ranks: int, arguments: Sequence[str]) -> int:
         # -P: modules of the current folder do not take the place of Python's own.
         command = [sys.executable, "-P", "-m", "hyperslab", *arguments, str(source)]
         environ = {**os.environ, FOLDER: name, COMMAND: user_command()}
-        outcome = run_ranks(command, num_ranks, environ=environ, until_exit=True)
+        outcome = run_ranks(
+            command, num_ranks, environ=environ, until_exit=True, num_groups=num_groups
+        )
         errors = read_errors(Path(name))
     if not any(ending.is_failure for ending in outcome.endings):
         return max(ending.code for ending in outcome.endings)
+    if num_groups > 1 and outcome.has_whole_group(num_ranks // num_groups):
+        print_news(
+            f"Some trainers did not come to the end: {first_cause(outcome, errors)}", err=True
+        )
+        return max(ending.code for ending in outcome.endings if not ending.is_failure)
     if signal := stopped_by(outcome, errors):
         print_news(f"Stopped at once by {signal}; {GO_ON}", err=True)
         return CAN_GO_ON

@@ -40,7 +40,9 @@ def lost_contact(doing: str, mesh: Mesh, error: RuntimeError | TimeoutError) -> 
     if mesh.transport is not None:
         mesh.transport.give_up()
     why = str(error).partition("\n")[0] or type(error).__name__
-    cause = explain_failure(mesh.rank, mesh.num_ranks, mesh.timeout.total_seconds())
+    cause = "it is gone, or late"
+    if is_connected():
+        cause = explain_failure(mesh.rank, mesh.num_ranks, mesh.timeout.total_seconds())
     return CommError(f"rank {mesh.rank} lost contact while {doing}: {cause} ({why})")
 
 

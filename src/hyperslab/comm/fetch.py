@@ -12,13 +12,7 @@ from torch.autograd import Function
 from hyperslab.comm.graph import recompute_first, save_marker
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.message_spans import Awaited, recorded
-from hyperslab.comm.messages import (
-    Posted,
-    plain_memory,
-    post_messages,
-    post_on_device,
-    traffic,
-)
+from hyperslab.comm.messages import Posted, plain_memory, post_messages, post_on_device, traffic
 from hyperslab.kernels import faces
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Assembly, Exchange, Message

@@ -13,13 +13,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
 
 from hyperslab.comm.device_setup import (
     Place,
@@ -75,7 +76,7 @@ def init(
 
     Collective over all ranks.
     """
-    launch = find_launch()
+    launch = _launch()
     num_ranks = dist.get_world_size() if dist.is_initialized() else launch.num_ranks
     asked = (sample, channel, depth, height, width)
     grid = read_grid(dict(zip(AXES, asked, strict=True)), num_ranks)
@@ -107,6 +108,41 @@ def init(
     return replace(mesh, sockets=_sockets(mesh)) if place.type == "cpu" else mesh
 
 
+# A world of some of the ranks; see ``worlds``
+
+
+class RanksOfWorld(Protocol):
+    """The ranks that ``init`` makes meshes of."""
+
+    @property
+    def launch(self) -> Launch:
+        """As if they were all."""
+
+
+@dataclass
+class _Current:
+    """The world that this rank is in, if it is not that of all ranks, and its store."""
+
+    world: RanksOfWorld | None = None
+    store: Store | None = None
+
+
+_current = _Current()
+
+
+def current_world() -> RanksOfWorld | None:
+    return _current.world
+
+
+def set_world(world: RanksOfWorld | None, store: Store | None = None) -> None:
+    """Has ``init`` make meshes of that world, whose ranks meet at ``store``; None: of all ranks."""
+    _current.world, _current.store = world, store
+
+
+def _launch() -> Launch:
+    return find_launch() if _current.world is None else _current.world.launch
+
+
 _connected: list[tuple[object, LocalSockets | None]] = []
 """By process group; all meshes of a process use the same sockets."""
 
@@ -115,7 +151,7 @@ def _sockets(mesh: Mesh) -> LocalSockets | None:
     """Those between the ranks of a node. Collective over all ranks."""
     world = dist.group.WORLD
     if not _connected or _connected[0][0] is not world:
-        _close_sockets()
+        close_sockets()
 
         def tell_all(value: object) -> list[object]:
             told = [value] * mesh.num_ranks
@@ -127,7 +163,18 @@ def _sockets(mesh: Mesh) -> LocalSockets | None:
     return _connected[0][1]
 
 
-def _close_sockets() -> None:
+def put_aside_sockets() -> list[tuple[object, LocalSockets | None]]:
+    """Those of the process group that was the default one, for ``put_back_sockets``."""
+    aside = [*_connected]
+    _connected.clear()
+    return aside
+
+
+def put_back_sockets(aside: Sequence[tuple[object, LocalSockets | None]]) -> None:
+    _connected[:] = aside
+
+
+def close_sockets() -> None:
     while _connected:
         _, sockets = _connected.pop()
         if sockets is not None:
@@ -173,7 +220,7 @@ def _leave(backend: str) -> None:
         publish_report(dist.get_rank(), f"{type(error).__name__}: {error}")
     if backend == "gloo" or not error:
         forget_transports()
-        _close_sockets()
+        close_sockets()
         dist.destroy_process_group()
         forget_groups()
         gc.collect()  # joins gloo's threads while there is still an interpreter for them
@@ -233,13 +280,13 @@ def _join_ranks(launch: Launch, backend: str, timeout: timedelta) -> None:
     cannot listen there, and the others are not answered by what does.
     """
     try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's agent listens
+        if _current.store is None and _has_agent_store():
             os.environ.setdefault("MASTER_ADDR", launch.master_addr or "127.0.0.1")
             dist.init_process_group(backend, timeout=timeout)
             return
         dist.init_process_group(
             backend,
-            store=_listen(launch, timeout) if launch.rank == 0 else _find_rank_0(launch, timeout),
+            store=_current.store or find_store(launch, timeout),
             rank=launch.rank,
             world_size=launch.num_ranks,
             timeout=timeout,
@@ -254,6 +301,22 @@ def _join_ranks(launch: Launch, backend: str, timeout: timedelta) -> None:
 
 def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _has_agent_store() -> bool:
+    """Whether torchrun's agent listens, so that rank 0 does not."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def find_store(launch: Launch, timeout: timedelta) -> Store:
+    """The store of all ranks, which rank 0 keeps, or torchrun's agent.
+
+    Collective over all ranks.
+    """
+    if _has_agent_store():
+        assert launch.master_port is not None
+        return TCPStore(launch.master_addr or "127.0.0.1", launch.master_port, timeout=timeout)
+    return _listen(launch, timeout) if launch.rank == 0 else _find_rank_0(launch, timeout)
 
 
 def _listen(launch: Launch, timeout: timedelta) -> TCPStore:

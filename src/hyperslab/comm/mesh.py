@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -29,6 +29,7 @@ _meshes: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 Run = TypeVar("Run", bound=Callable[[], object])
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -81,6 +82,23 @@ class Mesh:
     def coords(self) -> Mapping[str, int]:
         """This rank's coords, by axis name."""
         return self.grid.coords[self.rank]
+
+    def ask_first(self, call: Callable[[], Answer]) -> Answer:
+        """What ``call`` returns on rank 0, on all ranks; its error is raised on all of them.
+
+        Collective over all ranks, in host memory.
+        """
+        from hyperslab.comm.side_channel import SideChannel, ask_first
+
+        with closing(SideChannel(self, "asking rank 0")) as channel:
+            return ask_first(call, channel)
+
+    def tell_all(self, value: Answer) -> list[Answer]:
+        """The values of all ranks, by rank. Collective over all ranks, in host memory."""
+        from hyperslab.comm.side_channel import SideChannel
+
+        with closing(SideChannel(self, "telling all ranks")) as channel:
+            return channel.tell_all(value)
 
     @cached_property
     def stages_through_host(self) -> bool:

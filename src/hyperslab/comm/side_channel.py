@@ -153,9 +153,13 @@ def do_on_first(call: Callable[[], object], channel: SideChannel) -> None:
 
 def ask_first(call: Callable[[], Result], channel: SideChannel) -> Result:
     """What ``call`` returns on rank 0, on all ranks."""
-    answers: list[Result] = []
-    do_on_first(lambda: answers.append(call()), channel)
-    return channel.tell_all(answers)[0][0]
+    mine: tuple[Result | None, _Fault | None, Exception | None] = (None, None, None)
+    if channel.rank == 0:
+        mine = _attempt(call, channel.rank)
+    result, fault = channel.tell_all(mine[:2])[0]
+    if fault is not None:
+        raise fault.error_type(fault.text) from mine[2]
+    return cast(Result, result)
 
 
 def _attempt(

@@ -227,10 +227,10 @@ class _ScatterProduct(Function):
         ctx.num, ctx.exchange, ctx.product, ctx.mesh = num, exchange, product, mesh
         ctx.save_for_backward(x, weight)
         leaving = [
-            product.run(*_operands(x, weight, message.box, ctx)) for message in exchange.receives
+            product.run(*_parts((x, weight), message.box, ctx)) for message in exchange.receives
         ]
         pending = post_return(leaving, exchange, x.dtype, mesh)
-        out = product.run(*_operands(x, weight, exchange.kept, ctx))
+        out = product.run(*_parts((x, weight), exchange.kept, ctx))
         add_returned(out, pending.wait(), exchange)
         return out
 
@@ -248,14 +248,15 @@ class _ScatterProduct(Function):
             torch.empty_like(x) if wants[0] else None,
             torch.empty_like(weight) if wants[1] else None,
         )
-        _add_grads(totals, grad, exchange.kept, ctx, is_first=True)
+        _add_grads(totals, grad, (x, weight), exchange.kept, ctx, is_first=True)
         for message, piece in zip(exchange.receives, pending.wait(), strict=True):
-            _add_grads(totals, piece, message.box, ctx)
+            _add_grads(totals, piece, (x, weight), message.box, ctx)
         return (*totals, None, None, None, None)
 
 
-def _operands(x: Tensor, weight: Tensor, box: Box, ctx: Any) -> tuple[Tensor, Tensor]:
-    """The parts of input and weight that make ``box`` of the output."""
+def _parts(operands: tuple[Tensor, Tensor], box: Box, ctx: Any) -> tuple[Tensor, Tensor]:
+    """Of input and weight, what makes ``box`` of the output."""
+    x, weight = operands
     return x[_rows(box, ctx)], _of_filters(weight, box, ctx)
 
 
@@ -272,6 +273,7 @@ def _of_filters(weight: Tensor, box: Box, ctx: Any) -> Tensor:
 def _add_grads(
     totals: tuple[Tensor | None, Tensor | None],
     grad: Tensor,
+    operands: tuple[Tensor, Tensor],
     box: Box,
     ctx: Any,
     *,
@@ -281,10 +283,9 @@ def _add_grads(
 
     Boxes have filters or samples of their own, and so parts of one of both gradients.
     """
-    x, weight = ctx.saved_tensors
     product, (grad_x, grad_weight) = ctx.product, totals
     has_own_filters = box.spans[product.dim] != ctx.exchange.wanted.spans[product.dim]
-    piece, part = _operands(x, weight, box, ctx)
+    piece, part = _parts(operands, box, ctx)
     if grad_x is not None:
         into, found = grad_x[_rows(box, ctx)], product.input_grad(grad, piece, part)
         into.add_(found) if has_own_filters and not is_first else into.copy_(found)

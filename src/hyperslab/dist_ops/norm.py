@@ -18,6 +18,7 @@ from torch.autograd import Function
 from hyperslab.comm.graph import cached_constants
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import gather_stacked, reduce_sum, reduce_sum_
+from hyperslab.kernels.memory_format import RowsBeside
 from hyperslab.kernels.norm import (
     gradient_sums,
     in_memory_of,
@@ -30,7 +31,6 @@ from hyperslab.kernels.norm import (
     normalize,
     sum_chunks,
 )
-from hyperslab.kernels.rows_beside import RowsBeside
 
 
 class Moments(NamedTuple):

@@ -14,7 +14,7 @@ from hyperslab.dist_ops.halo_conv import differentiable_grads
 from hyperslab.kernels import faces
 from hyperslab.kernels.conv import Settings
 from hyperslab.kernels.face_plans import LARGE
-from hyperslab.kernels.rows_beside import RowsBeside, has_rows, window_around
+from hyperslab.kernels.memory_format import RowsBeside, has_rows, window_around
 from hyperslab.layout import Box, Exchange
 from hyperslab.torch_private import has_saved_tensor_hooks, is_traced
 
@@ -112,10 +112,10 @@ class _WindowConv(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, weight, window = ctx.saved_tensors  # the first is as it was, or this raises
         nothing = (None,) * 5
         if torch.is_grad_enabled():
             return (*differentiable_grads(ctx, grad, ctx.exchange, ctx.padding), *nothing)
+        _, weight, window = ctx.saved_tensors  # the first is as it was, or this raises
         grad_window, *others = ctx.settings.run_backward(
             grad, window, weight, ctx.padding, wants=ctx.needs_input_grad[:3]
         )

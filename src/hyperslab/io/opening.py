@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hyperslab.errors import ConfigError, FormatError
+from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
-from hyperslab.io.pairing import NamedFile
+from hyperslab.io.engine.threads import for_each
+from hyperslab.io.finding import (
+    Paths,
+    absolute,
+    find_named_files,
+    is_pattern,
+    listed_paths,
+    path_text,
+)
+from hyperslab.io.index import SUFFIX, load_manifest
+from hyperslab.io.manifest import (
+    Look,
+    Manifest,
+    Source,
+    SourceFile,
+    versions_of,
+)
 from hyperslab.io.presets import PRESETS
-from hyperslab.io.reader import STACKED, ArrayReader, Format, find_format
-from hyperslab.io.spec import ArraySpec, SampleAxes, axes_of, has_same_space, readings
-
-T = TypeVar("T")
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+from hyperslab.io.reader import STACKED, ArrayReader, Format, Opening, find_format, format_of
+from hyperslab.io.sharing import Ranks, shared
+from hyperslab.io.spec import (
+    ArraySpec,
+    SampleAxes,
+    axes_of,
+    has_same_space,
+    readings,
+    row_spec,
+)
 
 
 def open(
@@ -31,10 +51,11 @@ def open(
     preset: str | None = None,
     format: str | None = None,
     external: bool = True,
+    mesh: Ranks | None = None,
     **options: Any,
 ) -> Dataset:
-    """The samples in the files that ``paths`` names: a file, a pattern such as ``cosmo/*.h5``, or
-    several of these.
+    """The samples in the files that ``paths`` names: a file, a pattern such as ``cosmo/*.h5``, a
+    folder, or several of these; or an index of them, which ``hyperslab data index`` writes.
 
     Args:
         paths: Files are taken in the order of a list, and of their names for a pattern.
@@ -50,88 +71,159 @@ def open(
         format: The file format, where the suffix does not tell it.
         external: Whether files may take data from others that they name: HDF5's external links,
             external data and virtual datasets. False refuses them, for files of strangers.
+        mesh: From ``hyperslab.init``: rank 0 alone looks at the files, and tells all others what it
+            has found. Collective over all ranks.
         options: For the format, such as ``dtype``, ``shape`` and ``offset`` of raw files.
     """
     asked = {"sample": sample, "target": target, "axes": axes, "stats": stats, "format": format}
     given = {name: value for name, value in asked.items() if value is not None}
-    known = {**dict.fromkeys(asked), **_preset(preset), **given}
-    settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
-    _check_types(known)
-    files = _absolute(find_named_files(paths))
-    paths_found = [file.path for file in files]
-    cls = find_format(paths_found[0], known["format"])
-    settings |= _settings(cls, external=external)
-    names = _names(cls, paths_found[0], known, settings)
-    letters = known["axes"]
+
+    def make() -> Manifest:
+        if (index := index_of(paths)) is not None:
+            more = [*given, *options, *(["preset"] if preset else [])]
+            return _indexed(index, more, external=external)
+        known = {**dict.fromkeys(asked), **_preset(preset), **given}
+        settings = {**{name: known.pop(name) for name in set(known) - set(asked)}, **options}
+        _check_types(known)
+        return _found(paths, known, settings, external=external)
+
+    return Dataset(make() if mesh is None or mesh.num_ranks == 1 else shared(make, mesh))
+
+
+def _found(
+    paths: Paths, known: Mapping[str, Any], settings: Mapping[str, Any], *, external: bool
+) -> Manifest:
+    """All samples of the files, whose arrays are as the first file tells."""
+    files = absolute(find_named_files(paths, known["format"]))
+    path = files[0].path
+    opening = _opening(path, known, settings, external=external)
+    letters, names = known["axes"], opening.names
     by_name = {names[0]: letters} if isinstance(letters, str) else dict(letters or {})
     if unknown := sorted(set(by_name) - set(names)):
-        raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {names}")
+        raise ConfigError(f"axes are given for {unknown}, but the arrays opened are {[*names]}")
+    first = opening(path)
+    specs = _specs(path, names, first, by_name)
+    patterns = tuple(map(_absolute_text, filter(is_pattern, listed_paths(paths))))
+    return _manifest(files, opening, first, specs, known["stats"], patterns)
 
-    open_file = partial(_open_file, cls, tuple(names), settings)
-    first = open_file(paths_found[0])
-    specs = _specs(paths_found[0], names, first, by_name)
-    counts = _counts(paths_found, specs[0], first, open_file)
-    return Dataset(files, counts, specs, open_file, {**known, **settings}, known["stats"])
+
+def _indexed(index: Path, given: Sequence[str], *, external: bool) -> Manifest:
+    """The manifest in a file, which itself says what is otherwise ``given``."""
+    if given:
+        raise ConfigError(
+            f"{index} tells what its files hold: leave out {', '.join(sorted(given))}"
+        )
+    manifest = load_manifest(index)
+    sources = [
+        replace(source, opening=_guarded(source.opening, source.files[0].path, external=external))
+        for source in manifest.sources
+    ]
+    return replace(manifest, sources=tuple(sources))
+
+
+def _guarded(opening: Opening, path: Path, *, external: bool) -> Opening:
+    """The same, but that files may take no data from others unless they may."""
+    more = _settings(find_format(path, opening.format), external=external)
+    return replace(opening, options={**opening.options, **more})
 
 
 def open_target(
-    paths: Paths, sample: ArraySpec, axes: str | None = None, *, external: bool = True
+    paths: Paths,
+    sample: ArraySpec,
+    axes: str | None = None,
+    *,
+    rows: bool = False,
+    external: bool = True,
 ) -> Dataset:
     """Files of one array each, to be put beside those of ``sample``.
 
     Its dims are what ``axes`` or the format say, or the sample's where the extents are the same.
+    With ``rows`` the first counts samples, of which each has numbers.
     """
-    files = _absolute(find_named_files(paths))
+    files = absolute(find_named_files(paths))
     path = files[0].path
-    cls = find_format(path)
-    settings = _settings(cls, external=external)
-    (name,) = _names(cls, path, dict.fromkeys(("sample", "target", "stats")), settings)
-    open_file = partial(_open_file, cls, (name,), settings)
-    (reader,) = first = open_file(path)
+    nothing = dict.fromkeys(("sample", "target", "stats", "format"))
+    opening = _opening(path, nothing, {}, external=external)
+    (reader,) = first = opening(path)
     known = None if reader.axes == STACKED else reader.axes
-    spec = _target_spec(path, name, reader, axes or known, sample)
-    counts = _counts([file.path for file in files], spec, first, open_file)
-    return Dataset(files, counts, [spec], open_file, {"sample": name, "axes": axes})
+    if rows and axes is None and len(reader.shape) in (1, 2):
+        spec = row_spec(opening.names[0], reader)
+    else:
+        spec = _target_spec(path, opening.names[0], reader, axes or known, sample)
+    return Dataset(_manifest(files, opening, first, [spec]))
+
+
+def index_of(paths: Paths) -> Path | None:
+    """The only one of ``paths``, if it is an index."""
+    first, *more = listed_paths(paths) or [None]
+    path = first.path if isinstance(first, SourceFile) else first
+    return None if more or not str(path).endswith(SUFFIX) else Path(path_text(path))
+
+
+def _absolute_text(path: object) -> str:
+    return str(Path(path_text(path)).absolute())
+
+
+def _manifest(
+    files: Sequence[SourceFile],
+    opening: Opening,
+    first: Sequence[ArrayReader],
+    specs: Sequence[ArraySpec],
+    stats: str | None = None,
+    patterns: tuple[str, ...] = (),
+) -> Manifest:
+    """All samples of ``files``: those with one sample are not opened for that, but the first."""
+    counts = [1] * len(files)
+    if specs[0].axes.stacked:
+        others = [opening(file.path)[0] for file in files[1:]]
+        counts = [specs[0].axes.num_samples(each.shape) for each in (first[0], *others)]
+    versions = versions_of([file.path for file in files])
+    seen = [
+        SourceFile(file.path, file.wild, version, count)
+        for file, version, count in zip(files, versions, counts, strict=True)
+    ]
+    source = Source(opening, tuple(specs), tuple(seen))
+    return Manifest.of_files(source, stats=stats, patterns=patterns)
+
+
+def looked_at(manifest: Manifest, progress: Progress | None = None) -> Manifest:
+    """The same with what every array of every file is like: each file is opened.
+
+    One that cannot be opened is told when it is read.
+    """
+    meter = Meter(len(manifest.all_files()), progress)
+    sources = [
+        replace(source, files=_looked_at_files(source, meter)) for source in manifest.sources
+    ]
+    return replace(manifest, sources=tuple(sources))
+
+
+def _looked_at_files(source: Source, meter: Meter) -> tuple[SourceFile, ...]:
+    found = list(source.files)
+
+    def look(number: int) -> None:
+        with suppress(FormatError):
+            looks = tuple(map(Look.at, source.opening(found[number].path)))
+            found[number] = replace(found[number], looks=looks)
+        meter.add(1)
+
+    for_each(look, range(len(found)))
+    return tuple(found)
+
+
+def _opening(
+    path: Path, known: Mapping[str, Any], settings: Mapping[str, Any], *, external: bool
+) -> Opening:
+    """How files like that at ``path`` are opened."""
+    name = known["format"] or format_of(path)
+    cls = find_format(path, name)
+    options = {**settings, **_settings(cls, external=external)}
+    return Opening(name, tuple(_names(cls, path, known, options)), options)
 
 
 def _settings(cls: type[Format], *, external: bool) -> dict[str, Any]:
     """What a format is told that can take data from other files, if it may not."""
     return {"external": False} if cls.reads_other_files and not external else {}
-
-
-def find_files(paths: Paths) -> list[Path]:
-    """The files that ``paths`` name, with every pattern replaced by what fits it."""
-    return [file.path for file in find_named_files(paths)]
-
-
-def find_named_files(paths: Paths) -> list[NamedFile]:
-    """The same, with what the wildcards of a pattern stand for in each name."""
-    given = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
-    found: list[NamedFile] = []
-    for path in given:
-        text = _path_text(path)
-        matches = [NamedFile(Path(text))]
-        if glob.has_magic(text) and not Path(text).exists():
-            names = sorted(glob.iglob(text, recursive=True))  # noqa: PTH207 - absolute too
-            matches = [NamedFile.found(name, text) for name in names]
-        if not matches:
-            raise FormatError(f"no file fits {text!r} (looked from {Path.cwd()})")
-        found += matches
-    if not found:
-        raise ConfigError("no files were given: name one, or a pattern such as 'cosmo/*.h5'")
-    return found
-
-
-def _absolute(files: Iterable[NamedFile]) -> list[NamedFile]:
-    """The same files wherever the process goes later."""
-    return [replace(file, path=file.path.absolute()) for file in files]
-
-
-def _path_text(path: object) -> str:
-    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ConfigError(f"{path!r} names no file: give a path or a pattern, or several")
-    return text
 
 
 def _check_types(known: Mapping[str, Any]) -> None:
@@ -158,7 +250,8 @@ def _names(
     """The arrays to open: the sample, its targets, its statistics."""
     sample, target, stats = known["sample"], known["target"], known["stats"]
     if sample is None:
-        found = _explained(path, options, lambda: cls.names(path, **options))
+        opening = Opening("", (), options)
+        found = list(opening.explained(path, lambda: cls.names(path, **options)))
         if len(found) != 1:
             raise ConfigError(
                 f"{path} has {len(found)} arrays ({', '.join(found) or 'none'}): say which holds "
@@ -170,22 +263,6 @@ def _names(
     if len(set(names)) != len(names):
         raise ConfigError(f"arrays {names} are named twice")
     return names
-
-
-def _open_file(
-    cls: type[Format], names: Sequence[str], options: Mapping[str, Any], path: Path
-) -> list[ArrayReader]:
-    return _explained(path, options, lambda: cls.open(path, names, **options))
-
-
-def _explained(path: Path, options: Mapping[str, Any], call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except TypeError as error:
-        if "keyword argument" not in str(error) and "required" not in str(error):
-            raise
-        given = f"options {sorted(options)}" if options else "no options"
-        raise ConfigError(f"{path} cannot be opened with {given}: {error}") from error
 
 
 def _specs(
@@ -245,16 +322,3 @@ def _target_spec(
         )
     shape = axes.sample_shape(reader.shape)
     return ArraySpec(name, axes, shape, reader.dtype, has_same_space(axes.letters, one, sample))
-
-
-def _counts(
-    files: Sequence[Path],
-    spec: ArraySpec,
-    first: Sequence[ArrayReader],
-    open_file: Callable[[Path], list[ArrayReader]],
-) -> list[int]:
-    """How many samples each file has; files with one need not be looked at for that."""
-    if not spec.axes.stacked:
-        return [1] * len(files)
-    others = [open_file(path)[0] for path in files[1:]]
-    return [spec.axes.num_samples(reader.shape) for reader in (first[0], *others)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,11 @@ class ArrayReader(ABC):
     more than that the first dim counts samples."""
     sources: tuple[Path, ...] = ()
     """The files beside the one named that hold its data, by a link or otherwise."""
+    affine: tuple[tuple[float, ...], ...] | None = None
+    """Three rows of four: from indices along the first three dims to millimetres, where the format
+    has it."""
+    spacing: tuple[float, ...] | None = None
+    """The size of a cell along the same dims."""
 
     @abstractmethod
     def read(self, box: Box, out: NDArray[Any]) -> None:
@@ -103,6 +109,32 @@ class Format(ABC):
         """
 
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How files are opened, and which of their arrays: the readers of a file, one an array."""
+
+    format: str
+    names: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, path: Path) -> list[ArrayReader]:
+        cls = find_format(path, self.format)
+        return self.explained(path, lambda: cls.open(path, self.names, **self.options))
+
+    def explained(self, path: Path, call: Callable[[], T]) -> T:
+        """What ``call`` gives, which hands the options to the format."""
+        try:
+            return call()
+        except TypeError as error:
+            if "keyword argument" not in str(error) and "required" not in str(error):
+                raise
+            given = f"options {sorted(self.options)}" if self.options else "no options"
+            raise ConfigError(f"{path} cannot be opened with {given}: {error}") from error
+
+
 _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
     "hdf5": ((".h5", ".hdf5", ".hdf", ".nc", ".he5"), "hyperslab.io.formats.hdf5:Hdf5"),
     "npy": ((".npy",), "hyperslab.io.formats.npy:Npy"),
@@ -112,6 +144,8 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {
         (".nii", ".nii.gz", ".hdr", ".img", ".hdr.gz", ".img.gz"),
         "hyperslab.io.formats.nifti:Nifti",
     ),
+    "csv": ((".csv", ".tsv"), "hyperslab.io.formats.csv_table:CsvTable"),
+    "hdf5-attributes": ((), "hyperslab.io.formats.hdf5.attributes:Hdf5Attributes"),
     "tfrecord": (
         (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz"),
         "hyperslab.io.formats.tfrecord:TFRecord",
@@ -135,8 +169,7 @@ def known_formats() -> Mapping[str, tuple[str, ...]]:
 
 def find_format(path: Path, name: str | None = None) -> type[Format]:
     """The format called ``name``, or the one that files named like ``path`` have."""
-    if name is None:
-        name = _format_of(path)
+    name = name or format_of(path)
     if name in _REGISTERED:
         return _REGISTERED[name]
     if name not in _FORMATS:
@@ -150,15 +183,25 @@ def find_format(path: Path, name: str | None = None) -> type[Format]:
 
 def suffix_of(path: Path) -> str:
     """The longest suffix of a known format that the name of ``path`` ends with, or nothing."""
-    fitting = [suffix for suffix in _formats_by_suffix() if path.name.lower().endswith(suffix)]
-    return max(fitting, key=len, default="")
+    name = path.name.lower()
+    return next((suffix for suffix in _formats_by_suffix() if name.endswith(suffix)), "")
 
 
-def _formats_by_suffix() -> dict[str, str]:
-    return {suffix: name for name, suffixes in known_formats().items() for suffix in suffixes}
+def _formats_by_suffix() -> Mapping[str, str]:
+    """The longest suffix first."""
+    return _sorted_suffixes(tuple(_REGISTERED.items()))
 
 
-def _format_of(path: Path) -> str:
+@lru_cache(1)
+def _sorted_suffixes(registered: tuple[tuple[str, type[Format]], ...]) -> Mapping[str, str]:
+    """Made once: there may be many files to look at."""
+    del registered  # what is known depends on it
+    pairs = [(suffix, name) for name, suffixes in known_formats().items() for suffix in suffixes]
+    return dict(sorted(pairs, key=lambda pair: -len(pair[0])))
+
+
+def format_of(path: Path) -> str:
+    """The name of the format that files named like ``path`` have."""
     known = _formats_by_suffix()
     if not (suffix := suffix_of(path)):
         raise FormatError(

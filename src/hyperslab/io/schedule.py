@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError, check_choice
-from hyperslab.layout import Span, cut_evenly
+from hyperslab.layout import cut_evenly
 
 SHUFFLES = ("global", "local", "none")
 Indices = NDArray[np.int64]
@@ -160,6 +160,8 @@ def split_samples(
 ) -> dict[str, Indices]:
     """Samples by part: a fraction of them, drawn by ``seed``, or those of a list.
 
+    Every fraction but 0 gets a sample at least, if there are so many.
+
     >>> {k: v.tolist() for k, v in split_samples(5, {"train": 0.8, "test": 0.2}).items()}
     {'train': [0, 1, 2, 3], 'test': [4]}
     """
@@ -172,13 +174,25 @@ def split_samples(
         raise ConfigError(f"fractions must lie in 0 to 1 and sum to at most 1, got {shares}")
     drawn = permutation(num, seed)
     drawn = drawn[~np.isin(drawn, taken)]
-    bounds = np.rint(np.cumsum([0.0, *shares.values()]) * len(drawn)).astype(int)
-    for name, span in zip(shares, map(Span, bounds[:-1], bounds[1:]), strict=True):
-        listed[name] = np.sort(drawn[span.start : span.stop])
+    for name, size in zip(shares, _sizes(list(shares.values()), len(drawn)), strict=True):
+        listed[name], drawn = np.sort(drawn[:size]), drawn[size:]
     empty = [name for name, indices in listed.items() if not len(indices)]
     if empty:
         raise ConfigError(f"the parts {', '.join(empty)} of {num} samples would be empty")
     return {name: listed[name] for name in parts}
+
+
+def _sizes(shares: Sequence[float], num: int) -> list[int]:
+    """As many of ``num`` samples as each share is, rounded so that all of them add up."""
+    bounds = np.rint(np.cumsum([0.0, *shares]) * num).astype(int)
+    sizes: list[int] = np.diff(bounds).tolist()
+    for part, share in enumerate(shares):
+        if share and not sizes[part]:
+            largest = sizes.index(max(sizes)) if sum(sizes) == num else None
+            if largest is not None and sizes[largest] > 1:
+                sizes[largest] -= 1
+            sizes[part] = int(sum(sizes) < num)
+    return sizes
 
 
 def _is_share(part: object) -> bool:

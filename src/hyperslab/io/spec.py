@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import index
 from pathlib import Path
@@ -153,6 +153,12 @@ class ArraySpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def row_spec(name: str, reader: ArrayReader) -> ArraySpec:
+    """Of an array with a row of numbers, or one number, for each sample."""
+    axes = SampleAxes("", True, len(reader.shape) - 1)
+    return ArraySpec(name, axes, reader.shape[1:], reader.dtype, is_cut=False)
+
+
 def shown_shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
@@ -192,6 +198,24 @@ def is_like(spec: ArraySpec, reader: ArrayReader) -> bool:
     fits = len(reader.shape) == spec.axes.ndim + spec.axes.stacked
     return (
         fits and spec.axes.sample_shape(reader.shape) == spec.shape and reader.dtype == spec.dtype
+    )
+
+
+def is_on_grid(
+    spec: ArraySpec, reader: ArrayReader, sample: ArraySpec, beside: ArrayReader
+) -> bool:
+    """Whether ``reader`` has a map like ``spec`` that fits its own sample, in ``beside``.
+
+    Both may be of other extents than those of other samples.
+    """
+    pairs = ((spec, reader), (sample, beside))
+    if any(len(each.shape) != s.axes.ndim + s.axes.stacked for s, each in pairs):
+        return False
+    mine, theirs = (s.axes.sample_shape(each.shape) for s, each in pairs)
+    return (
+        spec.is_cut
+        and reader.dtype == spec.dtype
+        and has_same_space(spec.axes.names, mine, replace(sample, shape=theirs))
     )
 
 

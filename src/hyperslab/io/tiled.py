@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import ConfigError
-from hyperslab.io.reader import ArrayReader, OpenFile, Storage
+from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.io.spec import AXIS_OF, ArraySpec, check_like, shown_shape
 from hyperslab.layout import Box, Span
 
@@ -88,6 +88,7 @@ class TiledArray(ArrayReader):
         num = spec.axes.num_samples(whole.shape) * tiling.num_tiles
         self.shape = (num, *self._tile.axes.in_file_order(self._tile.shape))
         self.dtype, self.sources = whole.dtype, whole.sources
+        self.spacing = whole.spacing
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
         for row, part in enumerate(self.parts(box)):
@@ -121,11 +122,11 @@ class TiledArray(ArrayReader):
 
 
 def open_tiled(
-    open_whole: OpenFile, specs: Sequence[ArraySpec], tiling: Tiling, path: Path
+    readers: Sequence[ArrayReader], specs: Sequence[ArraySpec], tiling: Tiling, path: Path
 ) -> list[ArrayReader]:
     """The arrays of a file, whose samples are like ``specs``, as arrays of tiles."""
     found: list[ArrayReader] = []
-    for spec, reader in zip(specs, open_whole(path), strict=True):
+    for spec, reader in zip(specs, readers, strict=True):
         check_like(spec, reader, path)
         found.append(TiledArray(reader, spec, tiling))
     return found

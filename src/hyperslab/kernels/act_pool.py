@@ -27,8 +27,7 @@ from hyperslab.kernels.act_pool_plan import (
     rows_of,
 )
 from hyperslab.kernels.fused import Launch
-from hyperslab.kernels.memory_format import memory_format_of
-from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.kernels.memory_format import RowsBeside, empty_with_rows, memory_format_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _MAX_KERNEL = 3

@@ -28,8 +28,7 @@ from hyperslab.kernels.few_channels_operands import (
     packed_copy,
 )
 from hyperslab.kernels.fused import turns
-from hyperslab.kernels.memory_format import channels_last
-from hyperslab.kernels.rows_beside import RowsBeside
+from hyperslab.kernels.memory_format import RowsBeside, channels_last
 
 MIN_NUMEL = 1 << 27
 """Of the convolution's outputs: with fewer, one kernel was not faster than two."""

@@ -55,10 +55,7 @@ FORWARD = {
     128: Tuning(groups=32, stages=4),
     1 << 30: Tuning(groups=32, warps=2),
 }
-BACKWARD = {
-    32: Tuning(groups=32, stages=4, at_once=64),
-    1 << 30: Tuning(groups=32, stages=4),
-}
+BACKWARD = {32: Tuning(groups=32, stages=4, at_once=64), 1 << 30: Tuning(groups=32, stages=4)}
 MIN_ROWS = 8
 BUSY = 4
 """Programs that keep a processor of the device busy: with fewer, each goes down fewer rows."""

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hyperslab.kernels import faces
 from hyperslab.kernels.fused import Launch, power_of_two
-from hyperslab.kernels.memory_format import empty_channels_last
-from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.kernels.memory_format import RowsBeside, empty_channels_last, empty_with_rows
 from hyperslab.layout import Assembly, Piece
 
 
@@ -111,12 +110,7 @@ GATHERED_AT_ONCE = 64
 
 
 @lru_cache(maxsize=1024)
-def _lay_out(
-    shape: Shape,
-    strides: tuple[int, ...],
-    device: torch.device,
-    turned: bool,
-) -> Launch:
+def _lay_out(shape: Shape, strides: tuple[int, ...], device: torch.device, turned: bool) -> Launch:
     from hyperslab.kernels.gpu.few_channels_operands import lay_out_kernel
 
     numel = math.prod(shape.layout)
@@ -128,12 +122,7 @@ def _lay_out(
 
 
 @lru_cache(maxsize=1024)
-def _gather(
-    shape: Shape,
-    programs: int,
-    strides: tuple[int, ...],
-    device: torch.device,
-) -> Launch:
+def _gather(shape: Shape, programs: int, strides: tuple[int, ...], device: torch.device) -> Launch:
     from hyperslab.kernels.gpu.few_channels_operands import gather_kernel
 
     grid = (shape.channels, math.prod(shape.kernel), shape.layout[0])
@@ -266,10 +255,7 @@ def _padded(place: tuple[slice, ...], channels: int, padding: tuple[int, ...]) -
 
 @lru_cache(maxsize=1024)
 def _seen_in(
-    shape: torch.Size,
-    strides: tuple[int, ...],
-    weights: torch.Size,
-    padding: tuple[int, ...],
+    shape: torch.Size, strides: tuple[int, ...], weights: torch.Size, padding: tuple[int, ...]
 ) -> Geometry | None:
     """Where ``x`` lies as it is, if that is how kernels can read it."""
     samples, channels, *extents = shape

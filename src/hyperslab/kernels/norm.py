@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperslab.kernels import fused, tiles
-from hyperslab.kernels.rows_beside import RowsBeside, empty_with_rows
+from hyperslab.kernels.memory_format import RowsBeside, empty_with_rows
 from hyperslab.kernels.tiles import (
     Each,
     Tile,

@@ -108,10 +108,7 @@ def _sliding(window: Window, num_inputs: int, *, ceil: bool) -> Sliding:
 
 
 def global_indices(
-    indices: Tensor,
-    shape: Sequence[int],
-    sources: Sequence[int | Tensor],
-    extents: Sequence[int],
+    indices: Tensor, shape: Sequence[int], sources: Sequence[int | Tensor], extents: Sequence[int]
 ) -> Tensor:
     """Flat indices into the global tensor's spatial dims from ``indices`` into a local tensor's.
 

@@ -232,7 +232,7 @@ class _ByTiles(Function):
         ctx.save_for_backward(x)
         ctx.mark_non_differentiable(*outs[1:])
         ctx.set_materialize_grads(False)
-        ctx.work, ctx.autocast = work, _autocast_as_now(x)
+        ctx.work, ctx.autocast = work, autocast_as_now(x.device)
         return tuple(outs)
 
     @staticmethod
@@ -247,8 +247,12 @@ class _ByTiles(Function):
             return _input_grad(x, grad, ctx.work), None
 
 
-def _autocast_as_now(x: Tensor) -> Callable[[], AbstractContextManager[Any]]:
-    name = x.device.type
+def autocast_as_now(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Contexts in which operands on ``device`` are cast as they are now.
+
+    They have no cache: what it keeps of weights would outlive a tile and its graph.
+    """
+    name = device.type
     if not torch.amp.is_autocast_available(name):
         return nullcontext
     enabled, dtype = torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)

@@ -60,6 +60,7 @@ from hyperslab.layout.layout import (
     Layout as Layout,
     Split as Split,
     recut_over as recut_over,
+    split_alike as split_alike,
     split_over as split_over,
 )
 from hyperslab.layout.piece_call import (

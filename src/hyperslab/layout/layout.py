@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -155,6 +155,21 @@ class Layout:
 @lru_cache(maxsize=4096)
 def _unsplit(shape: tuple[int, ...]) -> Layout:
     return Layout(shape, (None,) * len(shape))
+
+
+def split_alike(shape: Sequence[int], layouts: Iterable[Layout]) -> Layout:
+    """The layout of a tensor of ``shape`` to which those of ``layouts`` broadcast.
+
+    Each dim is split as in the first of them that has all of it, if the axis splits no other dim.
+    """
+    splits: list[Split | None] = [None] * len(shape)
+    for layout in layouts:
+        for dim, split in enumerate(layout.splits, len(shape) - len(layout.shape)):
+            taken = {chosen.axis for chosen in splits if chosen}
+            whole = layout.shape[dim - len(shape)] == shape[dim]
+            if split and whole and splits[dim] is None and split.axis not in taken:
+                splits[dim] = split
+    return Layout(tuple(shape), tuple(splits))
 
 
 def split_over(

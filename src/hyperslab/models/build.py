@@ -11,7 +11,7 @@ from torch import nn
 
 from hyperslab.annotations import MisfitError, expected, fit
 from hyperslab.errors import ConfigError, did_you_mean
-from hyperslab.models.autoencoder import DenseAutoencoder
+from hyperslab.models.autoencoder import ConvAutoencoder, DenseAutoencoder
 from hyperslab.models.cosmoflow import CosmoFlow
 from hyperslab.models.hepcnn import HEPCNN
 from hyperslab.models.mesh_tangling import mesh_1k, mesh_2k
@@ -29,6 +29,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
         "resnet50": ResNet50,
         "unet3d": UNet3d,
         "autoencoder": DenseAutoencoder,
+        "autoencoder-conv": ConvAutoencoder,
     }
 )
 

@@ -17,11 +17,7 @@ class HEPCNN(nn.Module):
     NUM_POOLS = 4
 
     def __init__(
-        self,
-        in_channels: int = 3,
-        classes: int = 2,
-        channels: int = 128,
-        dropout: float = 0.5,
+        self, in_channels: int = 3, classes: int = 2, channels: int = 128, dropout: float = 0.5
     ) -> None:
         super().__init__()
         check_at_least(1, in_channels=in_channels, classes=classes, channels=channels)

@@ -1,8 +1,6 @@
 """Slabs, the rules by which torch functions act on them, and parallel modules."""
 
-from hyperslab.nn import (
-    ops as ops,
-)
+from hyperslab.nn import ops as ops
 from hyperslab.nn.op import register as register
 from hyperslab.nn.parallel import outside_tensors as outside_tensors
 from hyperslab.nn.parallel.clip import clip_grad_norm_ as clip_grad_norm_

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hyperslab.errors import LayoutError, UnsupportedOp
-from hyperslab.layout import Box, Layout, Split
+from hyperslab.layout import Box, Layout, split_alike
 from hyperslab.nn.op import name_of, unsupported
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab, check_one_grid
@@ -98,16 +98,7 @@ def broadcast_layout(
     lead: Layout, layouts: tuple[Layout, ...], shapes: tuple[tuple[int, ...], ...]
 ) -> Layout:
     """The layout of the result: each dim split as in ``lead``, else as in another Slab."""
-    shape = tuple(torch.broadcast_shapes(*shapes))
-    splits: list[Split | None] = [None] * len(shape)
-    for layout in (lead, *layouts):
-        behind = len(shape) - len(layout.shape)
-        for dim, split in enumerate(layout.splits):
-            taken = {chosen.axis for chosen in splits if chosen}
-            whole = layout.shape[dim] == shape[behind + dim]
-            if split and whole and splits[behind + dim] is None and split.axis not in taken:
-                splits[behind + dim] = split
-    return Layout(shape, tuple(splits))
+    return split_alike(torch.broadcast_shapes(*shapes), (lead, *layouts))
 
 
 @lru_cache(maxsize=4096)

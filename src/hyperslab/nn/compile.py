@@ -31,7 +31,7 @@ from hyperslab.nn.op import OPS, unsupported, writes_in_place
 from hyperslab.nn.parallel.gradient_averaging import Replica, prepare_for_graph
 from hyperslab.nn.parallel.outside_tensors import mean_in_graph
 from hyperslab.nn.parallel.parallelize import Parallel
-from hyperslab.nn.single_rank.module_pass import SingleRank
+from hyperslab.nn.single_rank.mode import SingleRank
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import WRITTEN, ViewCopy
 from hyperslab.torch_private import (

@@ -28,8 +28,8 @@ Function = Callable[..., Any]
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 Family = Literal["pointwise", "windowed", "reducing", "shape", "product", "random", "custom"]
 
-_ALIASES = {"axis": "dim", "keepdims": "keepdim", "train": "training"}
-"""Names of arguments that numpy has, or only some of a function's spellings, and the usual ones."""
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "train": "training", "input": "x"}
+"""Names of arguments that numpy has, or only some of a function's spellings, and those of rules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Op:
         if _ALIASES.keys().isdisjoint(kwargs):
             return kwargs
         known = _signature(self.rule).parameters
-        renamed = {old: new for old, new in _ALIASES.items() if new in known}
+        renamed = {old: new for old, new in _ALIASES.items() if new in known and old not in known}
         return {renamed.get(name, name): arg for name, arg in kwargs.items()}
 
     def run_fused(self, call: Call) -> Any:

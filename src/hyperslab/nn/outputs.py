@@ -1,8 +1,8 @@
-"""The tensors in what a module returns."""
+"""The tensors in what a module returns, and the graph under them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from types import GeneratorType
@@ -84,3 +84,24 @@ def replaced(record: Any, values: dict[str, Any]) -> Any:
         except FrozenInstanceError:
             object.__setattr__(made, name, value)
     return made
+
+
+def leaves_under(output: Tensor) -> dict[int, Tensor]:
+    """The tensors, by ``id``, to which autograd brings gradients of ``output``."""
+    if output.grad_fn is None:
+        return {id(output): output}
+    found = [getattr(node, "variable", None) for node in nodes_under([output])]
+    return {id(leaf): leaf for leaf in found if isinstance(leaf, Tensor)}
+
+
+def nodes_under(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of the graph of ``outputs``, each once."""
+    nodes = [output.grad_fn for output in outputs]
+    seen = {None, *nodes}
+    while nodes:
+        node: Any = nodes.pop()
+        if node is not None:
+            yield node
+            below = {function for function, _ in node.next_functions} - seen
+            seen |= below
+            nodes += below

@@ -19,6 +19,7 @@ from hyperslab.comm.reduce import reduce_sum
 from hyperslab.errors import ConfigError, HyperslabError, LayoutError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Layout, integers, plan_move, plan_recut, split_over
+from hyperslab.nn.outputs import nodes_under
 from hyperslab.nn.parallel.outside_tensors import MEAN, check_no_transform
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import is_dynamo_loaded, is_traced
@@ -97,16 +98,8 @@ def from_local(
 
 def _comes_of_slabs(piece: Tensor) -> bool:
     """Whether gradients of ``piece`` go to where a tensor entered, or met a Slab, before."""
-    seen, nodes = set(), [piece.grad_fn]
-    while nodes:
-        node: Any = nodes.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ in _ENTRIES or MEAN in node.metadata:
-            return True
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-    return False
+    found = nodes_under([piece])
+    return any(type(node).__name__ in _ENTRIES or MEAN in node.metadata for node in found)
 
 
 def _probe(tensor: Tensor) -> Tensor:

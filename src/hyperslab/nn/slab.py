@@ -238,6 +238,16 @@ class Slab:
         )
 
 
+def everywhere(x: Slab | Tensor, like: Slab) -> Slab:
+    """``x``, or the Slab beside ``like`` of a plain tensor, which is whole on every rank."""
+    return x if isinstance(x, Slab) else like.with_local(x, Layout.unsplit(x.shape))
+
+
+def layout_of(x: Slab | Tensor) -> Layout:
+    """That of a Slab, or of a plain tensor, which is whole on every rank."""
+    return x.layout if isinstance(x, Slab) else Layout.unsplit(x.shape)
+
+
 def check_one_grid(grids: Iterable[Grid]) -> None:
     """Raises where tensors of different meshes meet: their pieces lie on different ranks."""
     if len(known := set(grids)) > 1:

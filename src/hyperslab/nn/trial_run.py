@@ -7,7 +7,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hyperslab.comm.journal import journal
 from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.tiles import autocast_as_now
 from hyperslab.nn.module_snapshot import ModuleSnapshot, ParameterSlots
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import (
@@ -64,24 +64,6 @@ def same_draws() -> Iterator[tuple[object, ...]]:
 def rng_states() -> tuple[object, ...]:
     """What changes when Python or numpy draw numbers."""
     return random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
-
-
-@dataclass(frozen=True)
-class Autocast:
-    """Whether and how autocast casts operands on one type of device."""
-
-    device_type: str
-    dtype: torch.dtype
-    enabled: bool
-
-    @classmethod
-    def now(cls, device: torch.device) -> Autocast:
-        name = device.type
-        return cls(name, torch.get_autocast_dtype(name), torch.is_autocast_enabled(name))
-
-    def again(self) -> torch.autocast:
-        """Without a cache: what it keeps of weights would outlive a tile and its graph."""
-        return torch.autocast(self.device_type, self.dtype, self.enabled, cache_enabled=False)
 
 
 class ReadOnly(TorchDispatchMode):
@@ -141,7 +123,7 @@ def trial_run(
             untraced(),
             torch.inference_mode(False),
             torch.enable_grad(),
-            Autocast.now(device).again(),
+            autocast_as_now(device)(),
             saved_tensors_hooks(save, _as_it_is),
             unjournaled(),
             slots.replaced(leaves),

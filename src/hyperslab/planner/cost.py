@@ -247,11 +247,10 @@ class Costs:
         before = shards.network.shape_of(layer.inputs[0])[0] / layer.groups
         after = layer.channels / layer.groups
         num, half = shards.cut.size("channel"), self.machine.half_channels
-        if not _is_apart(layer, num):
-            if self._gathers(shards, number, layer):
-                after /= num
-            else:
-                before /= num
+        if shards.gathers(number):
+            after /= num
+        elif shards.scatters(number):
+            before /= num
         return before / (before + half) * (after / (after + half))
 
     # Messages
@@ -280,16 +279,14 @@ class Costs:
 
     def _channels(self, shards: Shards, number: int, layer: Layer) -> tuple[float, float]:
         """Of gathering a layer's input, or scattering its output, whichever has fewer bytes."""
-        num = shards.cut.size("channel")
-        if layer.family not in ("conv", "dense") or _is_apart(layer, num):
+        if shards.gathers(number):
+            numel = shards.numel(layer.inputs[0])
+        elif shards.scatters(number):
+            numel = shards.made[number]
+        else:
             return 0.0, 0.0
-        gathers = self._gathers(shards, number, layer)
-        numel = shards.numel(layer.inputs[0]) if gathers else shards.made[number]
-        nbytes = (num - 1) * numel * ITEMSIZE[self.job.precision]
+        nbytes = (shards.cut.size("channel") - 1) * numel * ITEMSIZE[self.job.precision]
         return self._link(shards.cut, "channel").seconds(nbytes), nbytes
-
-    def _gathers(self, shards: Shards, number: int, layer: Layer) -> bool:
-        return shards.numel(layer.inputs[0]) <= shards.made[number]
 
     def _link(self, cut: Cut, axis: str) -> Link:
         """What carries messages between neighbours along ``axis``, where that is slowest.
@@ -399,11 +396,6 @@ class Costs:
         inside = whole * (local - 1) / sharing / machine.inside.bytes_per_second
         between = whole * (sharing - local) / sharing / machine.between.bytes_per_second
         return whole / machine.host_bytes_per_second + inside + between
-
-
-def _is_apart(layer: Layer, num: int) -> bool:
-    """Whether ``num`` ranks that share the channels need none of each other's."""
-    return num == 1 or (layer.groups > 1 and layer.groups % num == 0)
 
 
 def _face(dims: Sequence[DimShard], dim: int) -> int:

@@ -22,7 +22,8 @@ from hyperslab.layout.window import (
 )
 
 Family = Literal["conv", "dense", "pool", "resize", "norm", "pointwise", "reduce", "view", "other"]
-"""What decides how an operator's time and messages are counted."""
+"""What decides how an operator's time and messages are counted; ``other`` ones have no rule, and
+run only on what is whole."""
 
 WINDOWS = {
     each.__name__: each
@@ -132,6 +133,13 @@ class Network:
         module = self.layers[number].module
         parts = self.chains.get(name, (name,))
         return any(module == part or module.startswith(f"{part}.") for part in parts)
+
+    @property
+    def without_rule(self) -> tuple[str, ...]:
+        """The functions that hyperslab refuses where they meet what is split, and their modules."""
+        found = [each for each in self.layers if each.family == "other"]
+        names = [f"{each.op} in {each.module}" if each.module else each.op for each in found]
+        return tuple(dict.fromkeys(names))
 
     @property
     def flops(self) -> int:

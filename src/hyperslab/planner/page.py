@@ -21,6 +21,7 @@ from hyperslab.planner.report import (
     MOST_ROWS,
     layer_row,
     rows_of,
+    rule_warning,
     samples,
     sentence,
     shares_of,
@@ -61,6 +62,8 @@ def _answer(found: Found) -> Iterator[str]:
     shape = "x".join(map(str, job.network.input_shape))
     yield f'<p class="answer">{escape(sentence(found))}.</p>'
     yield f"<pre>{escape(chr(10).join(usage(found)))}</pre>"
+    if warning := rule_warning(found):
+        yield f"<p>{escape(warning)}.</p>"
     yield (
         f'<p class="faint">Samples of {shape}, {job.precision}, {escape(job.optimizer)}, read from '
         f"{escape(job.source)}; machine: {machine}. All numbers are predicted.</p>"

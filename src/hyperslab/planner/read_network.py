@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.nn.depth_first.chains import find_candidates, install_candidates, installed_chains
-from hyperslab.nn.op import OPS, Call, name_of
+from hyperslab.nn.op import OPS, Call, name_of, writes_in_place
 from hyperslab.planner.network import INPUT, Family, Layer, Network
-from hyperslab.torch_private import tree_leaves
+from hyperslab.torch_private import tree_leaves, tree_map
 
 BATCH = 2
 """Samples in the pass: norms need more than one number of each channel."""
@@ -58,8 +59,10 @@ def read_network(model: nn.Module, input_shape: Sequence[int], name: str = "") -
     Nothing is computed and ``model`` does not change; it may lie on the meta device itself.
     """
     called = name or type(model).__name__
+    _check(model, called)
     double = _on_meta(model)
-    dtype = next((p.dtype for p in double.parameters()), torch.get_default_dtype())
+    dtypes = (p.dtype for p in double.parameters() if p.is_floating_point())
+    dtype = next(dtypes, torch.get_default_dtype())
     sample = torch.empty(BATCH, *input_shape, dtype=dtype, device="meta")
     reader = _Reader(sample, double)
     try:
@@ -90,6 +93,22 @@ def read_network(model: nn.Module, input_shape: Sequence[int], name: str = "") -
         chains=_chains(network, double, dtype),
         containers=frozenset(known - reader.called),
     )
+
+
+def _check(model: nn.Module, called: str) -> None:
+    """Raises where operators could not be seen."""
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"{called} cannot be planned: {name or 'it'} is compiled by torch.jit, and its "
+                "operators do not show: plan the module that it was made of"
+            )
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(weight):
+            raise ConfigError(
+                f"{called} cannot be planned: {name} of a lazy module has no shape yet: run the "
+                "module once on a small sample first"
+            )
 
 
 def _why(error: Exception, reader: _Reader, input_shape: Sequence[int]) -> str:
@@ -195,7 +214,9 @@ class _Reader(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.latest, self._saved = name_of(func), []
-        op = OPS.get(func)
+        if not (args and _is_on_cpu(args[0]) and writes_in_place(func, kwargs)):
+            args, kwargs = _without_values(args, kwargs)
+        op = None if kwargs.get("out") is not None else OPS.get(func)
         call = None if op is None else op.parse(args, kwargs)
         with nullcontext() if op else FlopCounterMode(display=False) as counter:
             out = func(*args, **kwargs)
@@ -258,6 +279,24 @@ class _Reader(TorchFunctionMode):
                 yield self._weights[place]
 
 
+def _without_values(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with what ``forward`` made on the CPU beside tensors of the batch."""
+    leaves = tree_leaves((args, kwargs))
+    if not any(isinstance(x, Tensor) and x.is_meta for x in leaves):
+        return args, kwargs
+    found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+        lambda x: x.to("meta") if _is_on_cpu(x) else x, (args, kwargs)
+    )
+    return found
+
+
+def _is_on_cpu(x: object) -> bool:
+    """Numbers may meet tensors on any device."""
+    return isinstance(x, Tensor) and x.device.type == "cpu" and x.ndim > 0
+
+
 def _family(func: Callable[..., Any], call: Call | None, in_place: bool) -> Family:
     name, family = func.__name__, None if call is None else call.op.family
     if "conv" in name:
@@ -280,7 +319,9 @@ def _family(func: Callable[..., Any], call: Call | None, in_place: bool) -> Fami
         return "view" if in_place else "pointwise"
     if family == "reducing":
         return "reduce"
-    return "pointwise" if family in ("pointwise", "random") else "view" if in_place else "other"
+    if family in ("pointwise", "random", "custom"):
+        return "pointwise"
+    return "view" if in_place else "other"
 
 
 def _of_one_sample(shape: torch.Size) -> tuple[int, ...]:

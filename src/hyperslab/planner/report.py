@@ -161,7 +161,20 @@ def to_parts(found: Found, most: int = MOST_ROWS, *, layers: bool = False) -> li
         parts += [Text(), *(Text(f"  {line}") for line in usage(found))]
         if layers:
             parts += [Text(), to_layer_table(found.best)]
+    if warning := rule_warning(found):
+        parts += [Text(), Text(warning)]
     return parts
+
+
+def rule_warning(found: Found) -> str:
+    """That functions have no rule, if that matters."""
+    names = found.job.network.without_rule
+    if not names or found.gpus == 1:
+        return ""
+    return (
+        f"There is no rule for {', '.join(names)}, which stops where a mesh splits what comes "
+        "there: call hyperslab.gather before it, or register a rule"
+    )
 
 
 def to_text(found: Found) -> str:
@@ -190,6 +203,7 @@ def to_dict(found: Found, most: int = MOST_ROWS) -> dict[str, Any]:
         "optimizer": job.optimizer,
         "source": job.source,
         "single_step_seconds": found.single.seconds,
+        "without_rule": list(job.network.without_rule),
         "best": candidates[0] if candidates else None,
         "candidates": candidates,
         "infeasible": [

@@ -264,6 +264,7 @@ def _memory(costs: Costs, shards: Shards, recomputed: Sequence[str] = ()) -> Mem
         precision=job.precision,
         optimizer=job.optimizer,
         fuses=costs.machine.fuses,
+        on_cpu=costs.machine.cores_per_node > 0,
         recomputed=recomputed,
     )
 

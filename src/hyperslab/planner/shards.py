@@ -160,12 +160,31 @@ class Shards:
         """Of the output of a layer, or of the sample."""
         return self.sample if number == INPUT else self.made[number]
 
+    def gathers(self, number: int) -> bool:
+        """Whether a layer has ranks gather the channels of its input: those are fewer bytes."""
+        return self._meets_channels(number) and self._has_smaller_input(number)
+
+    def scatters(self, number: int) -> bool:
+        """Whether it adds up instead what ranks made of its output."""
+        return self._meets_channels(number) and not self._has_smaller_input(number)
+
+    def _has_smaller_input(self, number: int) -> bool:
+        return self.numel(self.network.layers[number].inputs[0]) <= self.made[number]
+
+    def _meets_channels(self, number: int) -> bool:
+        """Whether a layer needs channels that other ranks hold, as a group of its own does not."""
+        layer, num = self.network.layers[number], self.cut.size("channel")
+        if num == 1 or layer.family not in ("conv", "dense"):
+            return False
+        return layer.groups == 1 or layer.groups % num > 0
+
     @cached_property
     def most_fetched(self) -> int:
         """The elements of the largest halo."""
-        return max(map(self._fetched, range(len(self.network.layers))), default=0)
+        return max(map(self.fetched, range(len(self.network.layers))), default=0)
 
-    def _fetched(self, number: int) -> int:
+    def fetched(self, number: int) -> int:
+        """The elements of a layer's halo."""
         dims = self.dims[number]
         if not any(each.fetches for each in dims):
             return 0

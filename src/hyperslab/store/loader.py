@@ -27,7 +27,7 @@ from hyperslab.store.peers import Peers, SingleProcess, check_alike
 from hyperslab.store.pipeline import Deliver, Pipeline, num_readers
 from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.staging import shares_of_node, staged
-from hyperslab.trace import steps
+from hyperslab.trace.loop import steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ class Loader:
         self._num_threads = num_readers(threads)
         self._uses_mpi = transport == "mpi"
         grid, rank = (mesh.grid, mesh.rank) if mesh else (Grid((1,) * 5), 0)
-        self._placement = Placement.of(grid, rank, dataset.arrays, cuts)
+        self._placement = Placement.of(grid, rank, dataset.arrays, cuts, dataset.layouts)
         self._schedule = Schedule(
             num_samples=len(dataset),
             batch_size=batch_size,
@@ -153,6 +153,8 @@ class Loader:
         self._loop = 0
         self._pipeline: Pipeline | None = None
         self._delivery: SlabDelivery | None = None
+        self.taken: tuple[int, ...] = ()
+        """The samples of the batch that came last, over all ranks, in its order."""
         self.skipped: dict[int, str] = {}
         """Samples that could not be read and were left out, and why; the same on all ranks."""
 
@@ -177,6 +179,21 @@ class Loader:
         Arrays are lent from a pool and go back to it when nothing refers to them any more.
         """
         return NumpyBatches(self)
+
+    def visit_all(self, epoch: int) -> Iterator[Any]:
+        """All samples once, in the order of ``epoch``, a short last batch too.
+
+        The next epoch is then what it was before. Collective over the mesh, like any epoch.
+        """
+        kept = self._schedule, self._at
+        self._schedule, self._at = replace(self._schedule, drop_last=False), Position(epoch, 0)
+        self._is_within = False
+        try:
+            yield from self
+        finally:
+            self._schedule, self._at = kept
+            self._is_within = False
+            self._loop += 1
 
     def state_dict(self) -> dict[str, Any]:
         """Where the next batch is; ``load_state_dict`` goes on there, on any mesh."""
@@ -220,7 +237,7 @@ class Loader:
         if self._is_within and self._at.sample:  # the last loop was left before its end
             self._at = Position(self._at.epoch + 1, 0)
         number = self._schedule.number_of(self._at)
-        return steps(self._taken(deliver), epoch=self._at.epoch, first_step=number)
+        return steps_of(id(self), self._taken(deliver), self._at.epoch, number)
 
     def _taken(self, deliver: Deliver) -> Iterator[Any]:
         pipeline = self._pipeline = self._pipeline or self._begin_pipeline()
@@ -233,6 +250,7 @@ class Loader:
             self._note(local)
             self._at = local.batch.next
             num_taken += sum(local.sizes)
+            self.taken = tuple([i for i in local.batch.indices if i not in local.skipped])
             if sum(local.sizes):
                 yield delivered
             if loop != self._loop:
@@ -304,12 +322,13 @@ class Loader:
         )
 
     def _store(self, peers: Peers) -> MemoryStore:
+        held = self._dataset.owned_in
         return MemoryStore(
             self._dataset,
             self._placement,
             self._schedule,
             peers,
-            first_epoch=self._at.epoch,
+            first_epoch=self._at.epoch if held is None else held,
             memory_budget=self._memory_budget,
             spill_dir=self._spill_dir,
             timeout_seconds=self._mesh.timeout.total_seconds() if self._mesh else 600.0,

@@ -98,10 +98,10 @@ class _File(NamedTuple):
 
 
 def check_alike(dataset: Dataset, arguments: Mapping[str, object], peers: Peers) -> None:
-    """Raises on every rank unless all have like arguments and the same files.
+    """Raises on every rank unless all have like arguments, the same files and samples.
 
-    Files are the same if their names and sizes are; on one node, if they are the very same. What
-    they are like now is remembered, and one that is found changed later raises.
+    Files are the same if their names and sizes were when the data was opened; on one node, if they
+    are the very same. One that is found changed later raises.
 
     Collective over all ranks. Digests travel; the list of files only if it differs.
     """
@@ -111,6 +111,7 @@ def check_alike(dataset: Dataset, arguments: Mapping[str, object], peers: Peers)
     mine = {
         **{name: repr(value) for name, value in arguments.items()},
         "the arrays": _show_arrays(dataset),
+        "the samples": f"{len(dataset)} ({dataset.manifest.digest():08x})",
         "the tiles": repr([tiling.extents for tiling in dataset.tilings]),
     }
     everywhere = peers.tell_all((node_name(), alike, same, mine))
@@ -132,8 +133,8 @@ def check_alike(dataset: Dataset, arguments: Mapping[str, object], peers: Peers)
 
 def _list_files(dataset: Dataset) -> list[_File]:
     return [
-        _File(str(path), path.name, *(version or (None, None)))
-        for path, version in zip(dataset.paths, dataset.fix_versions(), strict=True)
+        _File(str(file.path), file.path.name, *(file.version or (None, None)))
+        for file in dataset.manifest.all_files()
     ]
 
 

@@ -42,10 +42,16 @@ class Placement:
         rank: int,
         arrays: Mapping[str, ArraySpec],
         cuts: Mapping[str, Sequence[int]] | None = None,
+        known: Mapping[str, Layout] | None = None,
     ) -> Placement:
-        """Every array cut evenly, or at ``cuts``, along the axes of its dims."""
-        check_cuts(next(iter(arrays.values())), grid)
-        layouts = {name: sample_layout(spec, grid, cuts) for name, spec in arrays.items()}
+        """Arrays cut evenly, or at ``cuts``, along the axes of their dims; some as is ``known``."""
+        known = known or {}
+        if (sample := next(iter(arrays.values()))).name not in known:
+            check_cuts(sample, grid)
+        layouts = {
+            name: known[name] if name in known else sample_layout(spec, grid, cuts)
+            for name, spec in arrays.items()
+        }
         return cls(grid, rank, arrays, layouts)
 
     @cached_property

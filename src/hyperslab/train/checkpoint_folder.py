@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from hyperslab.errors import FormatError
-from hyperslab.partial import explained_writing, write_file
+from hyperslab.partial import explained_writing, sync, write_file
 from hyperslab.train.checkpoint_state import TENSOR, Tree, leaves
 
 MANIFEST = "manifest.json"
@@ -160,15 +160,7 @@ def check_files(folder: Path, expected: Mapping[str, FileSum]) -> None:
 def sync_folder(folder: Path) -> None:
     """Puts the names in ``folder`` on the disk."""
     with explained_writing(folder):
-        _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync(folder)
 
 
 class PlainWriter(FileSystemWriter):
@@ -177,7 +169,7 @@ class PlainWriter(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
         # torch syncs it while its bytes are still in a buffer of this process.
-        _sync(Path(self.path) / METADATA)
+        sync(Path(self.path) / METADATA)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:

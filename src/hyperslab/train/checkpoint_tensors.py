@@ -104,14 +104,19 @@ class _Piece:
 def _pieces(tensor: Tensor, saved: SavedTensor) -> Iterator[_Piece]:
     assert tuple(tensor.shape) == saved.shape
     assert tensor.dtype == saved.dtype
-    own, box = tensor, Box.whole(tensor.shape)
-    if isinstance(tensor, DTensor):
-        (mine,) = tensor.__create_chunk_list__()
-        own, box = tensor.to_local(), _box(mine.offsets, mine.sizes)
+    own, box = local_piece(tensor)
     for chunk in saved.chunks:
         if part := chunk.box & box:
             out = own[part.slices_in(box)]
             yield _Piece(out, chunk, part.slices_in(chunk.box), saved.dtype)
+
+
+def local_piece(tensor: Tensor) -> tuple[Tensor, Box]:
+    """What this rank holds of a tensor, and which box of the whole that is."""
+    if not isinstance(tensor, DTensor):
+        return tensor, Box.whole(tensor.shape)
+    (mine,) = tensor.__create_chunk_list__()
+    return tensor.to_local(), _box(mine.offsets, mine.sizes)
 
 
 def _load(file: BufferedReader, chunk: Chunk, dtype: torch.dtype, path: Path) -> Tensor:

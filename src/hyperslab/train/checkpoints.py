@@ -114,10 +114,14 @@ def finish_folder(manifest: Manifest, files: Mapping[str, FileSum], beside: Path
         sync_folder(target.parent)
 
 
-def remove_old(folder: Path, newest: int, keep: int) -> None:
-    """Leaves the newest ``keep`` up to the one just written, and the best as each knows it."""
+def remove_old(folder: Path, newest: int, keep: int, since: int | None = None) -> None:
+    """Leaves the newest ``keep`` up to the one just written, and the best as each knows it.
+
+    Those from the step ``since`` on stay too.
+    """
     found = find_checkpoints(folder)
     latest = [step for step in found if step <= newest][-keep:]
+    latest += [step for step in found if since is not None and since <= step <= newest]
     kept = {*latest, *(best_of(found, until=step) for step in latest)}
     for path in folder.glob("step_*"):
         if path.suffix in (PARTIAL, REPLACED):
@@ -153,6 +157,8 @@ class Checkpoints:
             raise ConfigError(f"at least 1 checkpoint must be kept, got keep={keep}")
         self._folder, self._mesh, self._keep = folder, mesh, keep
         self._channel = SideChannel(mesh, "working on checkpoints")
+        self.since: int | None = None
+        """Checkpoints from this step on stay too, however many they are."""
         self._writer: threading.Thread | None = None
         self._error: HyperslabError | None = None
         self._best: int | None = None
@@ -286,12 +292,15 @@ class Checkpoints:
             beside = ask_first(lambda: begin_folder(self._folder, manifest.step), self._channel)
             files = self._write_files(tensors, beside)
             do_on_first(lambda: finish_folder(manifest, files, beside), self._channel)
-            do_on_first(lambda: remove_old(self._folder, manifest.step, self._keep), self._channel)
+            do_on_first(lambda: self._remove_old(manifest.step), self._channel)
         except Exception as error:  # noqa: BLE001 - none may get lost with its thread
             kind = type(error) if isinstance(error, HyperslabError) else FormatError
             self._error = kind(f"the checkpoint {folder} was not written: {error}")
             if self._mesh.rank == 0:
                 shutil.rmtree(folder.with_suffix(PARTIAL), ignore_errors=True)
+
+    def _remove_old(self, newest: int) -> None:
+        remove_old(self._folder, newest, self._keep, self.since)
 
     def _write_files(self, tensors: Mapping[str, Tensor], folder: Path) -> dict[str, FileSum]:
         """The files that all ranks wrote, by name."""

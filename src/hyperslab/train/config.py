@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hyperslab.errors import ConfigError, check_choice
@@ -59,8 +59,9 @@ class DataConfig:
     """Whether files may take data from others that they name, as HDF5's links do."""
 
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``.
-    Each of ``files``, ``validation`` and ``test`` must find its partner there, by name."""
+    """Targets that lie in files of their own: patterns by name, as in ``label = "masks/*.nii"``, or
+    a table, as in ``y = "targets.csv"``. Each of ``files``, ``validation`` and ``test`` must find
+    its partner there, by name."""
 
     validation_beside: Mapping[str, str] = field(default_factory=dict)
     """The same for the files of ``validation``, where their targets lie elsewhere."""
@@ -70,7 +71,19 @@ class DataConfig:
 
     pair_by: str | None = None
     """What the names of partners have in common, where it is neither the name without folder and
-    suffix nor what wildcards stand for: a regular expression with a group, or ``order``."""
+    suffix nor what wildcards stand for: a regular expression with a group, a CSV file of pairs,
+    ``order`` (of files) or ``row`` (sample by sample)."""
+
+    columns: str | Sequence[str] | None = None
+    """Of the table in ``beside``, those with the numbers; left out, all but ``key``. One name
+    gives one number a sample, a list a vector."""
+
+    key: str | None = None
+    """Its column that names the samples' files; left out, the first."""
+
+    attributes: str | Sequence[str] = ()
+    """Of the samples' own HDF5 files, those that are the target ``attributes``: ``mass`` of the
+    file, ``galaxy@mass`` of an array or a group in it."""
 
     tile: Sequence[int] | int | None = None
     """Cuts every sample into tiles of these spatial extents, each a sample of its own."""
@@ -80,6 +93,10 @@ class DataConfig:
 
     test: float | str | Sequence[str] = 0.1
     """The same, to evaluate on at the end."""
+
+    labelled_fraction: float = 1.0
+    """The part of the samples to train on whose labels are used; the others are left out. Drawn by
+    ``train.seed``: a larger part has all of a smaller one, and classes keep their shares."""
 
     batch_size: int = 1
     """Samples in one step, over all ranks."""
@@ -117,6 +134,11 @@ class DataConfig:
                 )
         for name in ("validation", "test"):
             self._check_beside(name)
+        if not 0 < self.labelled_fraction <= 1:
+            raise ConfigError(
+                "data.labelled_fraction must be above 0 and at most 1, which is all samples to "
+                f"train on, got {self.labelled_fraction}"
+            )
         parts = [part for part in (self.validation, self.test) if isinstance(part, int | float)]
         if sum(parts) >= 1:
             raise ConfigError(
@@ -313,6 +335,85 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagesConfig:
+    """Pre-training of a stacked autoencoder, one pair after the other, before all are trained."""
+
+    epochs: int | Sequence[int] | None = None
+    """Of each stage: one number, or one for each pair from the outermost on; left out, there are
+    no stages. ``train.epochs`` are those of all pairs together, which follow."""
+
+    lr: float | Sequence[float] | None = None
+    """The learning rate of each stage, in the same way; left out, ``optimizer.lr``."""
+
+    noise: float | Sequence[float] = 0.0
+    """The share of the numbers that are set to 0 before a stage's encoder is given them. Trained
+    together, pairs are given samples with the noise of the first stage."""
+
+    kl: float = 0.0
+    """What the sparsity of codes from 0 to 1 (``activation = "sigmoid"``) counts in the loss: the
+    mean over units j of rho log(rho / m_j) + (1 - rho) log((1 - rho) / (1 - m_j)), where m_j is
+    the unit's mean over the batch, and over cells."""
+
+    rho: float = 0.05
+    """The mean that ``kl`` asks of every unit."""
+
+    l1: float = 0.0
+    """What the mean of the absolute values of the code counts in the loss."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "kl", "l1"):
+            for value in _each(getattr(self, name)):
+                _at_least(f"stages.{name}", value, 0)
+        for value in _each(self.lr):
+            _above("stages.lr", value, 0)
+        for value in _each(self.noise):
+            if not 0 <= value < 1:
+                raise ConfigError(f"stages.noise must be from 0 to below 1, got {value}")
+        if not 0 < self.rho < 1:
+            raise ConfigError(f"stages.rho must be between 0 and 1, got {self.rho}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig:
+    """The encoder of a stacked autoencoder with a head, which learns ``task`` from labels."""
+
+    run: str | None = None
+    """The folder of the run that pre-trained it. The model, the data and ``train.seed`` are those
+    of that run, but for what is set here."""
+
+    outputs: int | None = None
+    """Numbers that the head gives: as many as there are to learn, or classes."""
+
+    hidden: Sequence[int] = ()
+    """The widths of layers before the last."""
+
+    cells: int = 1
+    """A code with space is averaged to so many cells along each dim before them."""
+
+    dropout: float = 0.0
+    """After each of ``hidden``."""
+
+    frozen: bool = False
+    """Trains the head alone."""
+
+    from_scratch: bool = False
+    """Leaves the encoder as it was drawn, to compare."""
+
+    def __post_init__(self) -> None:
+        _at_least("finetune.outputs", self.outputs, 1)
+        _at_least("finetune.cells", self.cells, 1)
+        if self.from_scratch and self.run is not None:
+            raise ConfigError(
+                f"finetune.from_scratch takes no weights from finetune.run = {self.run!r}: leave "
+                "out one of them"
+            )
+
+    @property
+    def is_asked(self) -> bool:
+        return self.run is not None or self.from_scratch or self.outputs is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     folder: str | None = None
     """For all that the run writes; left out, ``runs/`` and the name of the configuration."""
@@ -339,6 +440,77 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TournamentConfig:
+    """Several models that are trained at once, each on its share of the ranks."""
+
+    trainers: int = 1
+    """Models that play against each other; each has a mesh of its own, as [mesh] says."""
+
+    every: int = 100
+    """Steps from one match to the next."""
+
+    method: str = "pairs"
+    """Random `pairs` exchange models, score both, and each goes on with the better; in a
+    `population` the last by score take over models of the first."""
+
+    data: str = "share"
+    """Each trainer trains on a `share` of the samples, all of equal size, or on `all` of them."""
+
+    held_out: float = 0.1
+    """The fraction of a trainer's samples that models are scored on in matches, and that it does
+    not train on. In a population, and with data = `all`, they are the same for all trainers."""
+
+    carry: Sequence[str] = ("optimizer", "step")
+    """What comes with a model that is taken over, beside its weights and hyperparameters: the
+    `optimizer` state, the `step` (its place in the schedule), `rng` (the random generators)."""
+
+    ranges: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ between trainers, with the lowest and the highest value of each, as
+    `"optimizer.lr" = [1e-4, 1e-2]`: numbers of [optimizer], of its options, and of [schedule],
+    `train.clip` and `task.class_weights.1`. Each trainer begins somewhere in the range."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ between trainers, with one value for each, as
+    `"optimizer.lr" = [1e-3, 3e-3]`; they may have ranges too."""
+
+    perturb: float | None = None
+    """What settings with a range are multiplied or divided by when a model is taken over; left out,
+    1.25 in a population, and 1 in pairs. No value leaves its range."""
+
+    fraction: float = 0.25
+    """The part of a population that is taken over, and that takes over."""
+
+    meshes: Sequence[Mapping[str, int]] = ()
+    """The axes of each trainer's mesh, where they differ, as `[{depth = 2}, {sample = 2}]`."""
+
+    timeout_seconds: float = 300.0
+    """A trainer that comes to a match later than this is played without."""
+
+    def __post_init__(self) -> None:
+        _at_least("tournament.trainers", self.trainers, 1)
+        _at_least("tournament.every", self.every, 1)
+        check_choice("tournament.data", self.data, ("share", "all"))
+        _above("tournament.timeout_seconds", self.timeout_seconds, 0)
+        if not 0 <= self.held_out < 1:
+            raise ConfigError(
+                f"tournament.held_out must be from 0 to below 1, got {self.held_out}: it is a "
+                "fraction of the samples to train on"
+            )
+        if self.meshes and len(self.meshes) != self.trainers:
+            raise ConfigError(
+                f"tournament.meshes has {len(self.meshes)} meshes for {self.trainers} trainers: "
+                "give one for each, or none"
+            )
+        for number, axes in enumerate(self.meshes):
+            for axis, size in axes.items():
+                if axis not in AXES or size < 1:
+                    raise ConfigError(
+                        f"tournament.meshes[{number}] has {axis} = {size}: a mesh has numbers of "
+                        f"ranks along {', '.join(AXES)}"
+                    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A run; each field is a table of the TOML file."""
 
@@ -350,9 +522,17 @@ class Config:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    stages: StagesConfig = field(default_factory=StagesConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
+    tournament: TournamentConfig = field(default_factory=TournamentConfig)
     plan: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
     """Other cuts of the same ranks for some modules, by patterns of their names, as the `plan` of
     `hyperslab.parallelize`: `"encoder.*" = {channel = 2, sample = 2, split = "blocks"}`."""
+
+    def mesh_of(self, trainer: int) -> MeshConfig:
+        """The mesh of one trainer of a tournament."""
+        axes: Any = self.tournament.meshes[trainer] if self.tournament.meshes else {}
+        return replace(self.mesh, **axes)
 
     def __post_init__(self) -> None:
         if self.data.batch_size % self.train.accumulate:
@@ -360,6 +540,7 @@ class Config:
                 f"data.batch_size = {self.data.batch_size} cannot be cut into train.accumulate = "
                 f"{self.train.accumulate} equal parts: choose a multiple"
             )
+        _check_stages(self)
         if self.train.shard_weights and self.train.channels_last:
             raise ConfigError(
                 "train.shard_weights spreads only weights that lie in memory as usual: set "
@@ -370,6 +551,48 @@ class Config:
                 "optimizer.name = 'lamb' needs the norms of whole weights, which "
                 "train.shard_weights cuts: choose adam, adamw or sgd, or keep weights whole"
             )
+
+
+def _check_stages(config: Config) -> None:
+    """Raises where stages, fine-tuning and the rest of a configuration exclude each other."""
+    if config.stages.epochs is None:
+        return
+    if config.finetune.is_asked:
+        raise ConfigError(
+            "stages.epochs pre-train an autoencoder, and [finetune] trains an encoder with a head: "
+            "set stages.epochs = none here, and name the pre-trained run in finetune.run"
+        )
+    if config.task.kind != "reconstruction":
+        raise ConfigError(
+            "stages.epochs train pairs to give back what they are given: set task.kind = "
+            f"'reconstruction', got {config.task.kind!r}"
+        )
+    if config.tournament.trainers > 1:
+        raise ConfigError(
+            f"tournament.trainers = {config.tournament.trainers} play with one model each, and "
+            "stages.epochs change what is trained: let trainers play with what the stages have made"
+        )
+    if config.task.weight is not None:
+        raise ConfigError(
+            f"task.weight = {config.task.weight!r} weighs samples, which codes do not tell: leave "
+            "it out where there are stages.epochs"
+        )
+    if config.stages.kl and config.train.accumulate > 1:
+        raise ConfigError(
+            "stages.kl is of the means over the whole batch, which train.accumulate = "
+            f"{config.train.accumulate} cuts into passes: set it to 1, or use stages.l1"
+        )
+    if config.train.shard_weights:
+        raise ConfigError(
+            "stages freeze and thaw weights, which train.shard_weights (FSDP2) does not follow: "
+            "leave it out; dense layers and channels are cut by mesh.channel"
+        )
+
+
+def _each(value: Any) -> Sequence[Any]:
+    if value is None:
+        return ()
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _at_least(key: str, value: float | None, least: float) -> None:

@@ -2,53 +2,78 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, FormatError
 from hyperslab.io import Dataset, open as open_files
-from hyperslab.io.opening import find_named_files, open_target
-from hyperslab.io.pairing import BY_ORDER, NamedFile, pair_files
-from hyperslab.io.schedule import permutation
+from hyperslab.io.finding import find_named_files
+from hyperslab.io.manifest import SourceFile
+from hyperslab.io.pairing import BY_ORDER, BY_ROW
+from hyperslab.io.sharing import as_seen_here
+from hyperslab.io.targets import Targets
 from hyperslab.store import Loader, Normalize
 from hyperslab.train.config import Config, DataConfig
+from hyperslab.train.labelled import take_labelled
 from hyperslab.train.preset_list import hint_for
+from hyperslab.train.task import Roles
 
-PARTS = ("train", "validation", "test")
+PARTS = ("train", "validation", "test", "held_out")
 
 
-def open_parts(config: Config) -> dict[str, Dataset]:
-    """The parts that have samples, by name.
+Divide = Callable[[Dataset], dict[str, Dataset]]
+"""What makes several parts of the samples to train on."""
+
+
+def open_parts(
+    config: Config, mesh: Mesh | None = None, divide: Divide | None = None
+) -> dict[str, Dataset]:
+    """The parts that have samples, by name; ``divide`` may make more of those to train on.
 
     Samples are given to parts before they are cut into tiles, so that no two parts have tiles of
-    the same sample. Files that are named for validation or test are not trained on.
+    the same sample. Files that are named for validation or test are not trained on. Rank 0 of
+    ``mesh`` looks at the files for all. Collective over its ranks.
     """
+    if mesh is None or mesh.num_ranks == 1:
+        return _parts(config, divide)
+    found = mesh.ask_first(
+        lambda: {name: part.manifest for name, part in _parts(config, divide).items()}
+    )
+    return {name: Dataset(as_seen_here(manifest)) for name, manifest in found.items()}
+
+
+def _parts(config: Config, divide: Divide | None) -> dict[str, Dataset]:
     data = config.data
     named = {name: getattr(data, name) for name in ("validation", "test")}
     shares = {name: part for name, part in named.items() if isinstance(part, int | float)}
     others = {name: find_named_files(part) for name, part in named.items() if name not in shares}
     files = {"train": _files_to_train(config, others), **others}
-    partners = _partners(data, files)
-    whole = _opened(data, files["train"], partners["train"])
-    parts = _split(whole, shares, config.train.seed)
+    opened: dict[str, Dataset] = {}
+    for together in _groups(data, files):
+        opened |= _opened(data, {part: files[part] for part in together})
+    parts = _split(opened["train"], shares, config.train.seed)
+    parts["train"] = _labelled(parts["train"], config)
     for name in others:
-        parts[name] = _opened(data, files[name], partners[name])
-        _check_alike(name, parts[name], whole)
+        parts[name] = opened[name]
+        _check_alike(name, parts[name], opened["train"])
+    if divide is not None:
+        parts |= divide(parts["train"])
     if data.tile is not None:
         parts = {name: part.tiled(data.tile) for name, part in parts.items()}
     return {name: parts[name] for name in PARTS if name in parts}
 
 
-def digest(part: Dataset) -> int:
-    """The same for the same samples in the same order, wherever their folder lies."""
-    places = (part.place_of(index) for index in range(len(part)))
-    return zlib.crc32("\n".join(f"{path.name} {number}" for path, number in places).encode())
+def _labelled(part: Dataset, config: Config) -> Dataset:
+    """The samples whose labels are to be used; tiles of a sample go together."""
+    classes = None
+    if config.task.kind == "classification" and config.data.labelled_fraction < 1:
+        classes = Roles.of(part, config.task).target
+    fraction, seed = config.data.labelled_fraction, config.train.seed
+    return take_labelled(part, fraction, seed, classes=classes)
 
 
 def check_same_parts(before: Mapping[str, int], now: Mapping[str, int]) -> None:
@@ -93,7 +118,7 @@ def make_loader(
     )
 
 
-def _files_to_train(config: Config, others: Mapping[str, list[NamedFile]]) -> list[NamedFile]:
+def _files_to_train(config: Config, others: Mapping[str, list[SourceFile]]) -> list[SourceFile]:
     try:
         found = find_named_files(config.data.files)
     except FormatError as error:
@@ -112,94 +137,84 @@ def _files_to_train(config: Config, others: Mapping[str, list[NamedFile]]) -> li
     return left
 
 
-Partners = dict[str, list[Path]]
-"""The files beside those of a part, in their order, by the name of the array."""
-
-
-def _partners(data: DataConfig, files: Mapping[str, list[NamedFile]]) -> dict[str, Partners]:
-    """The files of targets that belong to each part's files, by name.
-
-    Parts whose targets lie in one place share its files: none of them may be left over.
-    """
-    found: dict[str, Partners] = {part: {} for part in files}
-    for name in data.beside:
-        for pattern, parts in _places(data, name, files).items():
-            if data.pair_by == BY_ORDER and len(parts) > 1:
-                raise ConfigError(
-                    f"data.pair_by = {BY_ORDER!r} does not tell which of {pattern} belong to "
-                    f"{' and which to '.join(parts)}: give data.{parts[1]}_beside its own"
-                )
-            paths = iter(_paired(data, name, pattern, {part: files[part] for part in parts}))
-            for part in parts:
-                found[part][name] = list(islice(paths, len(files[part])))
-    return found
-
-
-def _paired(
-    data: DataConfig, name: str, pattern: str, files: Mapping[str, list[NamedFile]]
-) -> list[Path]:
-    """The partners of the files of several parts, one after the other."""
-    together = [file for of_part in files.values() for file in of_part]
-    others = find_named_files(pattern)
-    try:
-        return pair_files(together, others, name, data.pair_by, setting="data.pair_by")
-    except ConfigError as error:
-        *_, last = files
-        hint = f"; those of {last} alone are named by data.{last}_beside" if len(files) > 1 else ""
-        raise ConfigError(f"data.beside: {error}{hint}") from error
-
-
-def _places(data: DataConfig, name: str, parts: Iterable[str]) -> dict[str, list[str]]:
-    """The parts whose targets called ``name`` lie in the files of each pattern."""
+def _groups(data: DataConfig, files: Mapping[str, object]) -> list[list[str]]:
+    """The parts whose targets lie in the same files: together they leave none of these over."""
     own = {"validation": data.validation_beside, "test": data.test_beside}
-    found: dict[str, list[str]] = {}
-    for part in parts:
-        found.setdefault(own.get(part, {}).get(name, data.beside[name]), []).append(part)
-    return found
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for part in files:
+        beside = {**data.beside, **own.get(part, {})}
+        groups.setdefault(tuple(beside.values()), []).append(part)
+    if data.pair_by in (BY_ORDER, BY_ROW):
+        for places, (first, *more) in groups.items():
+            if places and more:
+                raise ConfigError(
+                    f"data.pair_by = {data.pair_by!r} does not tell which of {places[0]} belong to "
+                    f"{first} and which to {' and which to '.join(more)}: give "
+                    f"data.{more[0]}_beside its own"
+                )
+    return list(groups.values())
 
 
-def _opened(data: DataConfig, files: Sequence[NamedFile], partners: Partners) -> Dataset:
+def _opened(data: DataConfig, files: Mapping[str, Sequence[SourceFile]]) -> dict[str, Dataset]:
+    """Parts whose targets lie in the same files."""
+    *_, last = files
+    own = getattr(data, f"{last}_beside", {})
     names = ("preset", "sample", "target", "stats", "format")
     given = {name: getattr(data, name) for name in names if getattr(data, name) is not None}
-    axes, of_partners = _split_axes(data, partners)
-    paths = [file.path for file in files]
-    found = open_files(paths, axes=axes, external=data.external, **given, **data.options)
-    others = {
-        name: open_target(paths, found.spec, of_partners.get(name), external=data.external)
-        for name, paths in partners.items()
+    axes, of_targets = _split_axes(data)
+    paths = [file for of_part in files.values() for file in of_part]
+    whole = open_files(paths, axes=axes, external=data.external, **given, **data.options)
+    targets = Targets(
+        beside={**data.beside, **own},
+        pair_by=data.pair_by,
+        columns=data.columns,
+        key=data.key,
+        attributes=data.attributes,
+    )
+    try:
+        whole = targets.put_beside(
+            whole, of_targets, external=data.external, setting="data.pair_by"
+        )
+    except ConfigError as error:
+        hint = f"; those of {last} alone are named by data.{last}_beside" if len(files) > 1 else ""
+        raise ConfigError(f"data.beside: {error}{hint}") from error
+    return _by_part(whole, files)
+
+
+def _by_part(whole: Dataset, files: Mapping[str, Sequence[SourceFile]]) -> dict[str, Dataset]:
+    """The samples in the files of each part."""
+    if len(files) == 1:
+        return dict.fromkeys(files, whole)
+    ends = np.cumsum([len(of_part) for of_part in files.values()])
+    part_of = np.searchsorted(ends, whole.manifest.places[:, 0, 0], side="right")
+    return {
+        name: whole.take(np.flatnonzero(part_of == number)) for number, name in enumerate(files)
     }
-    return found.beside(by=BY_ORDER, **others) if others else found
 
 
 def _split_axes(
-    data: DataConfig, partners: Partners
+    data: DataConfig,
 ) -> tuple[str | Mapping[str, str] | None, Mapping[str, str]]:
     """The axes of arrays in the files themselves, and of those beside them."""
     if not isinstance(data.axes, Mapping):
         return data.axes, {}
-    here = {name: letters for name, letters in data.axes.items() if name not in partners}
-    beside = {name: letters for name, letters in data.axes.items() if name in partners}
+    here = {name: letters for name, letters in data.axes.items() if name not in data.beside}
+    beside = {name: letters for name, letters in data.axes.items() if name in data.beside}
     return here or None, beside
 
 
 def _split(whole: Dataset, shares: Mapping[str, float], seed: int) -> dict[str, Dataset]:
-    """Every share that is not 0 gets a sample at least."""
-    drawn = permutation(len(whole), seed).tolist()
-    parts: dict[str, Dataset] = {}
-    for name, share in shares.items():
-        num = max(1, round(share * len(whole))) if share else 0
-        chosen, drawn = drawn[:num], drawn[num:]
-        if chosen:
-            parts[name] = whole.take(sorted(chosen))
-    if not drawn:
-        asked = " and ".join(f"data.{name} = {share}" for name, share in shares.items() if share)
+    asked = {name: share for name, share in shares.items() if share}
+    if len(whole) <= len(asked):
+        words = " and ".join(f"data.{name} = {share}" for name, share in asked.items())
         raise ConfigError(
-            f"{asked} leave none of {len(whole)} samples to train on: add samples, or set them to 0"
+            f"{words} leave none of {len(whole)} samples to train on: add samples, or set them to 0"
         )
-    return {"train": whole.take(sorted(drawn)), **parts}
+    return whole.split(seed=seed, **asked, train=1 - sum(asked.values()))
 
 
 def _check_alike(name: str, part: Dataset, whole: Dataset) -> None:
+    part.reader(0, part.spec.name)  # raises if it is not like the first of those beside it
     if part.shape != whole.shape:
         raise ConfigError(
             f"data.{name} has samples of {part.shape}, but those to train on have {whole.shape}"

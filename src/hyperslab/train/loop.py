@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -32,7 +32,8 @@ from hyperslab.train.process import StopSignals
 from hyperslab.train.recorder import Pace, Recorder, StepPlace
 from hyperslab.train.report import TrainProgress
 from hyperslab.train.run_trace import RunTrace
-from hyperslab.train.task import Batch, Meter, Roles, Task, evaluate
+from hyperslab.train.task import Batch, Meter, Roles, Task, evaluate, make_task
+from hyperslab.train.tournament.seat import Seat, give_settings
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Standing:
     best_scores: dict[str, float] = field(default_factory=dict)
     num_worse: int = 0
     """Validations in a row that were no better than the best."""
+    stage: int = 0
+    """Of a run in stages."""
+    num_matches: int = 0
+    """Of a tournament, those without a partner among them."""
 
 
 @dataclass
@@ -90,11 +95,15 @@ class Trainer:
     """Of the samples in each part: no sample may go from one to another when a run goes on."""
     standing: Standing = field(default_factory=Standing)
     pace: Pace = field(default_factory=Pace)
+    notes: dict[str, int] = field(default_factory=dict)
+    """What else each line of the log tells of a step."""
     forecast: Forecast | None = None
     """What the planner has predicted, if it chose the mesh."""
     trace: RunTrace | None = None
     _loop: Loop = field(default_factory=lambda: Loop(None, 0, 0))
     """The epoch, in a trace."""
+    seat: Seat | None = None
+    """In a tournament, if this is one of several trainers."""
     _norm: Tensor | None = None
     """Of the last step's gradients, before they were clipped."""
 
@@ -104,7 +113,9 @@ class Trainer:
         Collective over all ranks.
         """
         self.pace.rest()
-        signal = self._finish_epoch() if self._awaits_validation() else None
+        signal = self._play()
+        if signal is None and self._awaits_validation():
+            signal = self._finish_epoch()
         while signal is None and not self._is_done():
             signal = self._make_epoch()
         if signal is not None:
@@ -141,12 +152,46 @@ class Trainer:
             if completes:
                 self._update(passes)
                 passes = _Passes()
-                if (signal := self.signals.poll()) or self._is_done():
+                if (signal := self._play() or self.signals.poll()) or self._is_done():
                     return signal
                 self._save_now_and_then()
         if passes.losses:
             self._update(passes)
+        return self._play()
+
+    def _play(self) -> str | None:
+        """A match that is due in a tournament; the name of a signal that came meanwhile."""
+        standing, seat = self.standing, self.seat
+        if seat is None or not seat.is_due(standing.step, standing.num_matches):
+            return None
+        self._report()
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        match = seat.play(standing.step, parts, self._score, self.signals.poll, self.checkpoints)
+        self.pace.rest()
+        if match is None:
+            return self.signals.heard
+        standing.num_matches += 1
+        self.progress.say(str(match))
+        if match.adopted:
+            self._take_settings(seat)
+        self._save()
         return None
+
+    def _score(self) -> float:
+        """What the model is worth on samples that are held out for matches."""
+        assert self.seat is not None
+        assert self.seat.held_out is not None
+        meter = evaluate(self.model, self.seat.held_out, self.task, self.roles, self.context)
+        assert meter is not None
+        return meter.scores()[self.task.score]
+
+    def _take_settings(self, seat: Seat) -> None:
+        """The hyperparameters of the model that goes on here."""
+        before, self.config = self.config, seat.adjusted(self.config)
+        self.rate = replace(self.rate, config=self.config.schedule)
+        give_settings(self.optimizer, self.config)
+        if self.config.task != before.task:
+            self.task = make_task(self.config.task)
 
     def _learn(self, batch: Batch, completes: bool) -> tuple[Tensor, float, int]:
         """Adds to the gradients those of a batch; gives its loss, what it counts, its samples.
@@ -158,7 +203,7 @@ class Trainer:
         skips, count = self.config.data.bad_samples == "skip", 1.0
         with nullcontext() if completes or skips else cast(Parallel, self.model).no_sync():
             with compute("forward", batch.x.mesh.device), self.context:
-                output = self.model(batch.x)
+                output = self.task.forward(self.model, batch)
                 loss = self.task.loss(output, batch)
             if self.config.train.accumulate > 1:
                 count = self.task.count(output, batch)
@@ -271,7 +316,8 @@ class Trainer:
     def _start(self, step: int) -> float:
         """The epochs before a step of the epoch that batches were last taken of."""
         start = step * self.config.data.batch_size
-        return float(self._epoch() + start / self.loader.state_dict()["num_samples"])
+        ahead = 0.0 if self.seat is None else self.seat.ahead / self.rate.steps_per_epoch
+        return float(ahead + self._epoch() + start / self.loader.state_dict()["num_samples"])
 
     def _epoch(self) -> int:
         """That batches were last taken of."""
@@ -324,7 +370,8 @@ class Trainer:
     # Log and checkpoints
 
     def _report(self) -> None:
-        stretch = self.pace.finish(self._explain)
+        # In a tournament a model whose losses are no numbers loses its next match.
+        stretch = self.pace.finish(self._explain if self.seat is None else None)
         if stretch is None:
             return
         norm = self._norm.full_tensor() if isinstance(self._norm, DTensor) else self._norm
@@ -334,6 +381,7 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"],
             grad_norm=None if norm is None else float(norm),
             **asdict(stretch),
+            **self.notes,
         )
         self.progress.step(self.standing.step, self.loader.epoch, **asdict(stretch))
 
@@ -357,6 +405,7 @@ class Trainer:
                 "loader": self.loader.state_dict(),
                 "parts": self.parts_digest,
                 "random": random_state(),
+                **({} if self.seat is None else {"tournament": self.seat.state_dict()}),
             },
         }
 
@@ -365,15 +414,19 @@ class Trainer:
 
         Collective over all ranks.
         """
-        if self.checkpoints.latest() is None:
+        step = self.checkpoints.latest() if self.seat is None else self.seat.resume_step
+        if step is None:
             return False
         chosen = [{**group, "params": None} for group in self.optimizer.param_groups]
         with active.around(Category.checkpoint, "load", exposed=True):
-            values = self.checkpoints.load({"model": self.model, "optimizer": self.optimizer})
+            values = self.checkpoints.load({"model": self.model, "optimizer": self.optimizer}, step)
         check_same_parts(values["parts"], self.parts_digest)
         for group, settings in zip(self.optimizer.param_groups, chosen, strict=True):
             choose_settings(group, settings)
         self.standing = Standing(**values["standing"])
         self.loader.load_state_dict(values["loader"])
         set_random_state(values["random"])
+        if self.seat is not None:
+            self.seat.load_state_dict(values["tournament"])
+            self._take_settings(self.seat)
         return True

@@ -24,6 +24,7 @@ from hyperslab.models.build import check_options
 from hyperslab.nn import parallelize
 from hyperslab.train.config import Config, ModelConfig
 from hyperslab.train.export import load_weights
+from hyperslab.train.finetune import with_head
 from hyperslab.train.named import find_named
 
 
@@ -37,6 +38,8 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
     np.random.seed(seed % 2**32)  # noqa: NPY002 - for the code of users
     torch.manual_seed(seed)
     model = build_model(config.model)
+    if config.finetune.is_asked:
+        model = with_head(model, config, data)
     if settings.precision == "fp64":
         model.double()
     if config.model.weights is not None:
@@ -58,9 +61,13 @@ def make_model(config: Config, mesh: Mesh, data: Dataset) -> nn.Module:
 
 
 def _graphs(config: Config) -> bool | str:
-    """As asked; whether Python code of a user's model may stop running is not for us to say."""
+    """As asked; whether Python code of a user's model may stop running is not for us to say.
+
+    Nor does ``auto`` record stages, each of which trains other weights.
+    """
     asked = config.train.cuda_graphs
-    return False if asked == "auto" and _is_users(config.model.name) else asked
+    changes = _is_users(config.model.name) or config.stages.epochs is not None
+    return False if asked == "auto" and changes else asked
 
 
 def _is_users(name: str) -> bool:

@@ -24,7 +24,7 @@ OPTIMIZERS = ("adam", "adamw", "sgd", "lamb")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    make = _find(config.name)
+    make = find_optimizer(config.name)
     for name in ("lr", "weight_decay"):
         if name in config.options:
             raise ConfigError(f"optimizer.options has {name!r}: set optimizer.{name} instead")
@@ -77,7 +77,7 @@ def choose_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
         group[key] = value
 
 
-def _find(name: str) -> Callable[..., Optimizer]:
+def find_optimizer(name: str) -> Callable[..., Optimizer]:
     if ":" in name:
         return find_named(name, "optimizer.name")
     if name == "lamb":
@@ -128,8 +128,11 @@ class RateFactor:
     steps_per_epoch: int
     num_epochs: float
     """The whole run, which decay lasts for unless the settings say otherwise."""
+    first_epoch: float = 0
+    """Where it begins."""
 
     def __call__(self, epochs: float) -> float:
+        epochs -= self.first_epoch
         warmup = self.config.warmup_epochs
         if epochs < warmup:
             return min(1.0, (epochs + 1 / self.steps_per_epoch) / warmup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -119,6 +120,33 @@ _PRESETS = (
         schema="images",
         synth="images --size 256 --count 1024",
     ),
+    Preset(
+        name="autoencoder-dense",
+        about="images again, after few numbers, layer by layer and then all together",
+        shape=(3, 64, 64),
+        num_parameters=25_737_792,
+        gflop=0.0514,
+        schema="images",
+        synth="images --size 64 --count 4096",
+    ),
+    Preset(
+        name="autoencoder-conv",
+        about="cubes of matter again, after a code, layer by layer and then all together",
+        shape=(4, 64, 64, 64),
+        num_parameters=336_036,
+        gflop=1.342,
+        schema="cosmoflow",
+        synth="cosmo --size 64 --count 256",
+    ),
+    Preset(
+        name="finetune",
+        about="what few labels tell, by the encoder of an earlier run (finetune.run)",
+        shape=(4, 64, 64, 64),
+        num_parameters=336_036,
+        gflop=1.342,
+        schema="cosmoflow",
+        synth="cosmo --size 64 --count 256",
+    ),
 )
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _PRESETS}
@@ -159,5 +187,8 @@ def _nearest(config: Config) -> Preset | None:
 
 
 def _size(config: Config) -> int | None:
-    size = config.model.options.get("size")
+    options = config.model.options
+    size, inputs = options.get("size"), options.get("inputs")
+    if isinstance(inputs, int):  # all numbers of an image of three channels
+        size = math.isqrt(inputs // 3)
     return size if isinstance(size, int) else None

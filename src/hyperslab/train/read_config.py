@@ -49,7 +49,8 @@ def read_config(source: str | os.PathLike[str], changes: Sequence[str] = ()) -> 
     them, wherever the file is.
     """
     name = os.fspath(source)
-    return _made(apply_changes(_layers(name, ()), changes), name)
+    under = _of_pretrained(name, changes)
+    return _made(apply_changes(_layers(name, (), under), changes), name)
 
 
 def config_name(source: str | os.PathLike[str]) -> str:
@@ -72,8 +73,47 @@ def _made(found: Tables, source: str) -> Config:
     return Config(**made, plan=found.get(PLAN, {}))
 
 
-def _layers(source: str, users: tuple[str, ...]) -> Tables:
-    """The tables of ``source`` over those of its base; ``users`` are the files it is a base of."""
+FROM_RUN = {"model": ("name", "options"), "data": (), "train": ("seed", "precision")}
+"""What fine-tuning takes from the pre-trained run; nothing named is all."""
+FEW_LABELS = ("labelled_fraction", "batch_size")
+"""Of the data: not what is said of labels."""
+
+
+def _of_pretrained(source: str, changes: Sequence[str]) -> Tables:
+    """What ``finetune.run``, if it is set, gives to the configuration; that of a run has it all."""
+    if Path(source).is_dir():
+        return {}
+    run = apply_changes(_layers(source, (), {}), changes).get("finetune", {}).get("run")
+    if run is None:
+        return {}
+    if not (Path(run) / SAVED_AS).is_file():
+        raise ConfigError(
+            f"finetune.run = {run!r} is not the folder of a run: there is no {SAVED_AS} in it "
+            f"(looked from {Path.cwd()})"
+        )
+    there = _layers(run, (), {})
+    found = {
+        table: {k: v for k, v in there.get(table, {}).items() if k in (names or there[table])}
+        for table, names in FROM_RUN.items()
+    }
+    found["data"] = {k: v for k, v in found["data"].items() if k not in FEW_LABELS}
+    return found
+
+
+def _over_preset(preset: Tables, under: Tables) -> Tables:
+    """A preset with the model and the data of the pre-trained run in place of its own."""
+    if not under:
+        return preset
+    own = {k: v for k, v in preset.get("data", {}).items() if k in FEW_LABELS}
+    train = {**preset.get("train", {}), **under["train"]}
+    return {**preset, "model": under["model"], "data": {**under["data"], **own}, "train": train}
+
+
+def _layers(source: str, users: tuple[str, ...], under: Tables) -> Tables:
+    """The tables of ``source`` over those of its base; ``users`` are the files it is a base of.
+
+    ``under`` lies between the files of the user and presets.
+    """
     place = source if source in PRESETS else str(_file_of(source).absolute())
     if place in users:
         raise ConfigError(
@@ -86,13 +126,17 @@ def _layers(source: str, users: tuple[str, ...]) -> Tables:
     found = checked_tables(content, source)
     if Path(source).is_dir() and source not in PRESETS:
         found.setdefault("run", {})["folder"] = source
+    is_outermost = source in PRESETS and not any(user in PRESETS for user in users)
     if base is None:
-        return found
+        if source in PRESETS:
+            return _over_preset(found, under) if is_outermost else found
+        return merged(under, found)
     if not isinstance(base, str):
         raise ConfigError(f"{source}: base must be the name of a preset or a file, got {base!r}")
     if base not in PRESETS:
         base = str(_file_of(source).parent / base)
-    return merged(_layers(base, (*users, place)), found)
+    found = merged(_layers(base, (*users, place), under), found)
+    return _over_preset(found, under) if is_outermost else found
 
 
 def _parsed(source: str) -> dict[str, Any]:

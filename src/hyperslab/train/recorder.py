@@ -113,17 +113,17 @@ class Pace:
         """Leaves out of the measured time what passed since the last step."""
         self._start, self._waited, self._num_samples = time.perf_counter(), 0.0, 0
 
-    def finish(self, explain: Callable[[float, StepPlace], str]) -> Stretch | None:
+    def finish(self, explain: Callable[[float, StepPlace], str] | None) -> Stretch | None:
         """The stretch up to the last step, or None if it has no steps; waits for the device.
 
-        Raises what ``explain`` says if a loss is not a number: losses are the same on all ranks,
-        and so is the error.
+        Raises what ``explain`` says, if there is one, of a loss that is not a number: losses are
+        the same on all ranks, and so is the error.
         """
         if not self._losses:
             return None
         losses: list[float] = torch.stack(self._losses).double().tolist()
         for loss, place in zip(losses, self._places, strict=True):
-            if not math.isfinite(loss):
+            if explain is not None and not math.isfinite(loss):
                 raise HyperslabError(explain(loss, place))
         seconds = max(time.perf_counter() - self._start, 1e-9)
         stretch = Stretch(

@@ -54,7 +54,9 @@ def _ranks(config: Config, mesh: Mesh) -> str:
 def _samples(config: Config, parts: Mapping[str, Dataset]) -> str:
     what = "tiles" if config.data.tile is not None else "samples"
     held = [_held_back(config, name, parts.get(name)) for name in ("validation", "test")]
-    return f"Data: {len(parts['train'])} {what} to train on; held back: {', '.join(held)}"
+    share = config.data.labelled_fraction
+    few = "" if share == 1 else f" (data.labelled_fraction = {share:g})"
+    return f"Data: {len(parts['train'])} {what} to train on{few}; held back: {', '.join(held)}"
 
 
 def _held_back(config: Config, name: str, part: Dataset | None) -> str:
@@ -111,11 +113,12 @@ class TrainProgress:
             self._bar.stop()
             self._bar = None
 
-    def begin(self, step: int, epoch: float, num_steps: int) -> None:
+    def begin(self, step: int, epoch: float, num_steps: int, num_epochs: int | None = None) -> None:
         """Sets where training stands before its first step, and how many there will be in all.
 
         ``epoch`` is as for ``step``.
         """
+        self._num_epochs = num_epochs or self._num_epochs
         self._step, self._epochs_done, self._num_steps = step, math.floor(epoch), num_steps
         self._ends_epoch, self._first = False, None
         self._shown_step, self._shown_at = step, time.monotonic()
@@ -251,6 +254,8 @@ class Outcome:
 
     summary: dict[str, Any]
     exit_code: int = 0
+    is_told: bool = True
+    """Whether this process is of those whose rank 0 tells the user; one trainer does of several."""
 
     def report(self) -> list[RenderableType]:
         """How it ended, its scores, and where figures and weights are, as far as there are any."""

@@ -6,21 +6,22 @@ import math
 import time
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hyperslab.comm.agree import run_on_all
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError
 from hyperslab.io import Dataset
 from hyperslab.train.auto_mesh import choose_mesh, init_mesh
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
-from hyperslab.train.datasets import digest, make_loader, open_parts
+from hyperslab.train.datasets import make_loader, open_parts
 from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
+from hyperslab.train.finetune import load_encoder, tell_unlike_parts
 from hyperslab.train.loop import Trainer
 from hyperslab.train.model import float32_products, forward_context, make_model
 from hyperslab.train.optimizers import RateFactor, make_optimizer
@@ -29,18 +30,33 @@ from hyperslab.train.recorder import Recorder
 from hyperslab.train.report import Outcome, TrainProgress, start_report
 from hyperslab.train.run_folder import RunFolder, without_nan
 from hyperslab.train.run_trace import RunTrace
+from hyperslab.train.staged_run import StagedTraining
 from hyperslab.train.task import Roles, make_task
+from hyperslab.train.tournament.run import run_tournament
+from hyperslab.train.tournament.seat import Seat
+from hyperslab.train.tournament.shares import HELD_OUT
 from hyperslab.train.weight_files import find_weights
 from hyperslab.train.write_config import config_to_toml
 
 
-def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> Outcome:
+def run(
+    config: Config, *, resume: bool = False, ends_process: bool = False, trainer: int | None = None
+) -> Outcome:
     """Trains, validates and tests as ``config`` says, and writes all of it to the run's folder.
 
-    With ``ends_process`` the caller is about to end: a signal that comes late changes nothing.
+    With ``ends_process`` the caller is about to end: a signal that comes late changes nothing. One
+    ``trainer`` of a tournament, by its number, joins the others that play.
 
     Collective over all ranks, which torchrun, srun, mpirun or the caller has started.
     """
+    train = partial(_run, resume=resume, ends_process=ends_process)
+    if config.tournament.trainers == 1:
+        return train(config)
+    return run_tournament(config, train, resume=resume, trainer=trainer)
+
+
+def _run(config: Config, seat: Seat | None = None, *, resume: bool, ends_process: bool) -> Outcome:
+    """A run, or that of one trainer, who has a ``seat``. Collective over its ranks."""
     start = time.monotonic()
     with ExitStack() as stack:
         asked, forecast, lines = config, None, list[str]()
@@ -48,19 +64,33 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
         stack.enter_context(float32_products(config.train.precision))
         context = forward_context(config.train.precision, mesh.device)
         signals = stack.enter_context(StopSignals(mesh, until_exit=ends_process))
-        parts = run_on_all(lambda: open_parts(asked), mesh)
+        wanted, divide = (asked, None) if seat is None else (seat.asked, seat.divide)
+        parts = open_parts(wanted, mesh, divide)
         if asked.mesh.auto:
             choice = choose_mesh(asked, mesh, parts["train"])
             config, forecast, lines = choice.config, choice.forecast, choice.lines
             mesh = init_mesh(config.mesh)
         model = make_model(config, mesh, parts["train"])
+        if not resume:  # before anything is written
+            lines += _load_encoder(config, model, mesh)
         path = Path(config.run.folder or f"runs/{config.model.name.rpartition(':')[2]}")
         folder = stack.enter_context(RunFolder.begin(path, mesh, resume=resume))
         trace = stack.enter_context(RunTrace(folder, mesh, config.run.trace))
-        trainer = _trainer(config, mesh, model, parts, folder, signals, context, stack)
+        is_shown = mesh.rank == 0 and (seat is None or seat.is_shown)
+        trainer = _trainer(
+            config, mesh, model, parts, folder, signals, context, stack, is_shown=is_shown
+        )
         trainer.trace = trace
         trainer.forecast = forecast
-        went_on = resume and trainer.resume()
+        if seat is not None:
+            held_out = make_loader(parts.pop(HELD_OUT), config, mesh)
+            trainer.seat, seat.held_out = seat, stack.enter_context(held_out)
+            seat.sit_down(mesh)
+        training = trainer if config.stages.epochs is None else StagedTraining(trainer, parts, mesh)
+        went_on = resume and training.resume()
+        if resume and not went_on:
+            lines += _load_encoder(config, model, mesh)
+        lines += _tell_unlike_parts(config, trainer)
         folder.note_start(config_to_toml(asked), mesh)
         trainer.recorder.begin(trainer.standing.step)
         trainer.progress.begin(trainer.standing.step, trainer.loader.epoch, trainer.num_steps())
@@ -68,16 +98,33 @@ def run(config: Config, *, resume: bool = False, ends_process: bool = False) -> 
             trainer.progress.say(line)
         if went_on:
             trainer.progress.say(f"Going on from step {trainer.standing.step}")
-        signal = trainer.fit()
+        signal = training.fit()
         trainer.checkpoints.wait()
+        if seat is not None and not signal:
+            seat.tournament.finish()
         test = _Test(signal=signal) if signal else _test(trainer, parts, mesh, folder)
         for step, shares in trace.finish(trainer.checkpoints.free_channel()).items():
             trainer.recorder.shares(step, shares)
+        if isinstance(training, StagedTraining) and config.run.figures and not test.signal:
+            test.figures.extend(training.draw(folder))
         summary = _summary(trainer, mesh, folder, test)
         summary["seconds"] = round(time.monotonic() - start, 1)
         if mesh.rank == 0:
             folder.write_summary(summary)
-    return Outcome(summary, CAN_GO_ON if test.signal else 0)
+    return Outcome(summary, CAN_GO_ON if test.signal else 0, is_told=mesh.rank == 0)
+
+
+def _load_encoder(config: Config, model: nn.Module, mesh: Mesh) -> list[str]:
+    """Gives the encoder the weights of the pre-trained run, if there is one. Collective."""
+    run = config.finetune.run
+    return [] if run is None else load_encoder(model, Path(run), mesh)
+
+
+def _tell_unlike_parts(config: Config, trainer: Trainer) -> list[str]:
+    run = config.finetune.run
+    if run is None or not Path(run).exists():
+        return []
+    return tell_unlike_parts(trainer.parts_digest, Path(run))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +147,8 @@ def _trainer(
     signals: StopSignals,
     context: AbstractContextManager[object],
     stack: ExitStack,
+    *,
+    is_shown: bool,
 ) -> Trainer:
     loader = stack.enter_context(make_loader(parts["train"], config, mesh, training=True))
     validation = None
@@ -121,9 +170,9 @@ def _trainer(
             Checkpoints(folder.checkpoints, mesh, keep=config.run.keep)
         ),
         recorder=stack.enter_context(Recorder(folder, mesh, tensorboard=config.run.tensorboard)),
-        progress=stack.enter_context(TrainProgress(config.train.epochs, show=mesh.rank == 0)),
+        progress=stack.enter_context(TrainProgress(config.train.epochs, show=is_shown)),
         signals=signals,
-        parts_digest={name: digest(part) for name, part in parts.items()},
+        parts_digest={name: part.manifest.digest() for name, part in parts.items()},
     )
 
 
@@ -147,7 +196,8 @@ def _test(trainer: Trainer, parts: dict[str, Dataset], mesh: Mesh, folder: RunFo
     config, best = trainer.config, trainer.standing.best_step
     if best is not None and best != trainer.standing.step:
         trainer.checkpoints.load({"model": trainer.model}, step=best)
-    export_state(trainer.model, folder.weights, mesh, config.model)
+    described = None if config.finetune.is_asked else config.model
+    export_state(trainer.model, folder.weights, mesh, described)
     part = next((name for name in ("test", "validation") if name in parts), None)
     scores: dict[str, float] = {}
     drawn: list[Path] = []

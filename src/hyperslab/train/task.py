@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -111,6 +111,10 @@ class Task(ABC):
     @property
     def has_own_loss(self) -> bool:
         return self._own_loss is not None
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The output that ``loss`` and ``fit`` are given."""
+        return model(batch.x)
 
     def loss(self, output: Values, batch: Batch) -> Tensor:
         """Collective over the mesh."""
@@ -267,7 +271,7 @@ def evaluate(
             for arrays in loader:
                 batch = roles.batch(arrays)
                 with context:
-                    output = model(batch.x)
+                    output = task.forward(model, batch)
                     loss = task.loss(output, batch)
                 meter.add(output, batch, loss)
                 if is_stopped():

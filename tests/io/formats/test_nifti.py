@@ -9,6 +9,8 @@ import pytest
 import hyperslab.io
 from hyperslab.errors import FormatError
 from hyperslab.io.formats.nifti import Nifti
+from hyperslab.io.index import save_manifest
+from hyperslab.io.opening import looked_at
 from hyperslab.layout import Box
 from hyperslab.testing import ReaderContract
 from hyperslab.testing.specimens import read
@@ -172,3 +174,39 @@ def test_a_single_file_and_a_pair_are_not_mixed_up(tmp_path):
     patch(path, 344, "4s", b"ni1")
     with pytest.raises(FormatError, match=r"data is in an \.img file"):
         Nifti.open(path, ["data"])
+
+
+def oriented(path, version, sform, qform, shape=(3, 4, 5)):
+    """An image with a tilted affine, or a mirrored quaternion."""
+    cls = nibabel.Nifti1Image if version == 1 else nibabel.Nifti2Image
+    image = cls(np.zeros(shape, np.int16), None)
+    turned = nibabel.eulerangles.euler2mat(0.3, -0.2, 1.1) @ np.diag([2.0, 0.7, -1.5])
+    affine = nibabel.affines.from_matvec(turned, [-90, 12.5, 3])
+    image.set_qform(affine, code=qform)
+    image.set_sform(affine + (0.01 if sform else 0), code=sform)
+    nibabel.save(image, path)
+    return path
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(("sform", "qform"), [(1, 1), (2, 0), (0, 1), (0, 0)])
+def test_affine_and_spacing_are_those_of_nibabel(version, sform, qform, tmp_path):
+    path = oriented(tmp_path / "a.nii.gz", version, sform, qform)
+    (reader,) = Nifti.open(path, ["data"])
+    expected = nibabel.load(path)
+    np.testing.assert_allclose(reader.spacing, expected.header.get_zooms(), rtol=1e-6)
+    if not sform and not qform:
+        assert reader.affine is None
+    else:
+        np.testing.assert_allclose(reader.affine, expected.affine[:3], atol=1e-6)
+
+
+def test_a_manifest_keeps_affine_and_spacing(tmp_path):
+    oriented(tmp_path / "a.nii.gz", 1, 1, 1)
+    data = hyperslab.io.open(tmp_path / "a.nii.gz")
+    indexed = looked_at(data.manifest)
+    where = indexed[0].arrays["data"]
+    assert where.affine == data.reader(0, "data").affine
+    assert where.spacing == data.reader(0, "data").spacing
+    save_manifest(indexed, tmp_path / "a.json")
+    assert hyperslab.io.open(tmp_path / "a.json").manifest[0] == indexed[0]

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 import torch.nn.functional as F
+from host_gpus import use_host_gpus
 from torch import nn
 
 import hyperslab as hs
@@ -22,7 +23,6 @@ from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.parallel import gradient_averaging
 from hyperslab.nn.trial_run import unjournaled
 from hyperslab.testing import Team, seeded
-from hyperslab.testing.host_gpus import use_host_gpus
 
 ON_GPU = torch.cuda.is_available()
 # Triton itself is loaded by the ranks: who loads it here decides how kernels run in other tests.

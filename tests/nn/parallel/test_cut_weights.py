@@ -342,7 +342,7 @@ def test_a_rank_keeps_its_share_of_weights_gradients_and_optimizer_state(
 
 
 def check_mixed(place):
-    """Weights that stay whole meet plain tensors; those that are cut may not."""
+    """Weights that stay whole meet plain tensors."""
     mesh = place.mesh()
 
     class Positions(nn.Module):
@@ -369,6 +369,69 @@ def check_mixed(place):
 @pytest.mark.parametrize("axes", [{"channel": 2}, {"sample": 2, "channel": 2}], ids=str)
 def test_weights_of_unknown_layers_meet_plain_tensors(run, axes):
     run(Place(axes), check_mixed)
+
+
+class Meetings(nn.Module):
+    """Weights that are cut meet what every rank holds whole: masks, learnable gains, ones."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        self.conv, self.head = nn.Conv2d(4, 6, 3, padding=1), nn.Linear(6, 5)
+        self.mask = nn.Buffer((torch.arange(6 * 4 * 9) % 3 > 0).view(6, 4, 3, 3))
+        self.gain, self.table = nn.Parameter(torch.rand(6, 1, 1, 1)), nn.Embedding(7, 6)
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+    def masked(self, x):
+        return F.conv2d(x, self.conv.weight * self.mask, self.conv.bias, padding=1)
+
+    def scaled(self, x):
+        return F.conv2d(x, self.conv.weight * self.gain, padding=1)
+
+    def shifted(self, x):
+        shifts = self.conv.bias + torch.linspace(0, 1, 6, dtype=x.dtype)
+        return self.conv(x) * shifts.view(-1, 1, 1)
+
+    def projected(self, x):
+        column = self.head.weight @ torch.ones(6, dtype=x.dtype)
+        return self.head(self.conv(x).mean((2, 3))) * column
+
+    def convolved(self, x):
+        return self.conv(x) * self.conv(torch.ones(1, 4, 8, 8, dtype=x.dtype)).mean()
+
+    def looked_up(self, x):
+        return self.conv(x) * self.head(self.table(torch.arange(7))).square().mean()
+
+    def joined(self, x):
+        more = torch.cat([self.conv.weight, torch.ones(8, 4, 3, 3, dtype=x.dtype)])
+        return self.conv(x) * more.square().mean()
+
+
+MEETINGS = ("masked", "scaled", "shifted", "projected", "convolved", "looked_up", "joined")
+
+
+def check_meeting(place, name):
+    mesh = place.mesh()
+    torch.manual_seed(0)
+    plain, x = Meetings(name).double(), seeded(2, 4, 8, 8)
+    net = hs.parallelize(copy.deepcopy(plain), mesh)
+    expected, out = plain(x), net(hs.shard(x, mesh))
+    torch.testing.assert_close(hs.gather(out), expected, rtol=1e-10, atol=1e-12)
+    coefficients = seeded(*expected.shape, seed=3)
+    (expected * coefficients).sum().backward()
+    (out * coefficients).sum().backward()
+    for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        if theirs.grad is not None:
+            torch.testing.assert_close(whole(mine.grad), theirs.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("axes", [{"channel": 2}, {"sample": 2, "channel": 2}], ids=str)
+@pytest.mark.parametrize("name", MEETINGS)
+def test_cut_weights_meet_tensors_that_every_rank_holds(run, name, axes):
+    run(Place(axes), check_meeting, name)
 
 
 def check_autocast(place):

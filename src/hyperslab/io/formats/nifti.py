@@ -68,21 +68,32 @@ class _Layout(NamedTuple):
     vox_offset: tuple[int, str]
     scale: tuple[int, str]
     """The slope, and the intercept after it."""
+    pixdim: tuple[int, str]
+    codes: tuple[int, str]
+    """Of the quaternion and of the affine: which of them are given."""
+    quatern: tuple[int, str]
+    """Its parts b, c, d, and the offsets along x, y, z."""
+    srow: tuple[int, str]
+    """Three rows of the affine."""
     end: int
     """Where data may begin at the earliest, when it is in the same file."""
 
 
 _LAYOUTS = {
-    348: _Layout(344, 4, (40, "8h"), 70, 72, (108, "f"), (112, "2f"), 352),
-    540: _Layout(4, 8, (16, "8q"), 12, 14, (168, "q"), (176, "2d"), 544),
+    348: _Layout(
+        *(344, 4, (40, "8h"), 70, 72, (108, "f"), (112, "2f")),
+        *((76, "8f"), (252, "2h"), (256, "6f"), (280, "12f"), 352),
+    ),
+    540: _Layout(
+        *(4, 8, (16, "8q"), 12, 14, (168, "q"), (176, "2d")),
+        *((104, "8d"), (344, "2i"), (352, "6d"), (400, "12d"), 544),
+    ),
 }
-_MAGIC = {
-    b"n+1\0": True,
-    b"ni1\0": False,
-    b"n+2\0\r\n\x1a\n": True,
-    b"ni2\0\r\n\x1a\n": False,
-}
+_MAGIC = {b"n+1\0": True, b"ni1\0": False, b"n+2\0\r\n\x1a\n": True, b"ni2\0\r\n\x1a\n": False}
 """Whether header and data are in one file."""
+
+
+Affine = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,8 @@ class Header:
     inter: float
     is_single: bool
     """Whether the data is in the header's file."""
+    spacing: tuple[float, ...] | None
+    affine: Affine | None
 
 
 def parse_header(raw: bytes, path: Path) -> Header:
@@ -121,7 +134,52 @@ def parse_header(raw: bytes, path: Path) -> Header:
         slope=slope,
         inter=inter,
         is_single=_MAGIC[magic],
+        spacing=_spacing(field(*layout.pixdim)),
+        affine=_affine(
+            field(*layout.codes),
+            field(*layout.pixdim),
+            field(*layout.quatern),
+            field(*layout.srow),
+        ),
     )
+
+
+def _spacing(pixdim: Sequence[float]) -> tuple[float, ...] | None:
+    """The size of a cell along the first three dims."""
+    sizes = tuple(abs(float(size)) for size in pixdim[1:4])
+    return sizes if all(0 < size < np.inf for size in sizes) else None
+
+
+def _affine(
+    codes: tuple[int, int],
+    pixdim: Sequence[float],
+    quatern: Sequence[float],
+    srow: Sequence[float],
+) -> Affine | None:
+    """Three rows from indices to millimetres: those given, or by the quaternion; None if neither.
+
+    As nibabel chooses.
+    """
+    qform, sform = codes
+    if sform:
+        rows = np.array(srow, np.float64).reshape(3, 4)
+    elif qform:
+        b, c, d, *offset = quatern
+        a = np.sqrt(max(0.0, 1 - b * b - c * c - d * d))
+        turn = np.array(
+            [
+                [a * a + b * b - c * c - d * d, 2 * (b * c - a * d), 2 * (b * d + a * c)],
+                [2 * (b * c + a * d), a * a + c * c - b * b - d * d, 2 * (c * d - a * b)],
+                [2 * (b * d - a * c), 2 * (c * d + a * b), a * a + d * d - b * b - c * c],
+            ]
+        )
+        sizes = np.array(pixdim[1:4]) * (1, 1, -1 if pixdim[0] < 0 else 1)
+        rows = np.column_stack([turn * sizes, offset])
+    else:
+        return None
+    if not np.isfinite(rows).all():
+        return None
+    return tuple(tuple(row) for row in rows.tolist())
 
 
 def _order_and_layout(raw: bytes, path: Path) -> tuple[str, _Layout]:
@@ -189,6 +247,8 @@ def _open_image(path: Path, scaled: bool) -> ArrayReader:
     stored = cls(file, header.offset, shape, header.dtype, fortran=True, axes=AXES[len(shape)])
     is_scaled = scaled and (header.slope, header.inter) != (1.0, 0.0)
     image = ScaledArray(stored, header.slope, header.inter) if is_scaled else stored
+    image.spacing = header.spacing and header.spacing[: len(shape)]
+    image.affine = header.affine if len(shape) >= 3 else None
     image.sources = tuple(part for part in {header_path, data_path} if part != path)
     return image
 

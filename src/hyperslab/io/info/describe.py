@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 from hyperslab.errors import FormatError
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import nbytes_on_disk
+from hyperslab.io.info.check import Pair, count_shapes, list_pairs
 from hyperslab.io.presets import PRESETS
 from hyperslab.io.reader import ArrayReader, find_format
 from hyperslab.io.spec import ArraySpec, shown_shape
 from hyperslab.io.tiled import untiled
 
 Shape = tuple[int, ...]
+MAX_PAIRS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +63,25 @@ class DataInfo:
     memory_nbytes: int
     """Of all the arrays that were opened, not compressed."""
     arrays: tuple[ArrayInfo, ...]
+    pairs: tuple[Pair, ...]
+    """The first samples, where something lies beside them."""
+    shapes: Mapping[str, int]
+    """How many samples have each shape, as far as their files were looked at."""
 
 
 def describe(dataset: Dataset) -> DataInfo:
     """What is in the files; the first is taken for all where one tells nothing of the others."""
     specs = dataset.arrays.values()
+    paths = dict.fromkeys(file.path for file in dataset.manifest.all_files())
     return DataInfo(
         first_file=str(dataset.place_of(0)[0]),
-        num_files=len(dataset.paths),
+        num_files=len(paths),
         num_samples=len(dataset),
-        disk_nbytes=sum(nbytes_on_disk(path) for path in dict.fromkeys(dataset.paths)),
+        disk_nbytes=sum(nbytes_on_disk(path) for path in paths),
         memory_nbytes=sum(spec.nbytes for spec in specs) * len(dataset),
         arrays=tuple(_describe_array(dataset, spec) for spec in specs),
+        pairs=list_pairs(dataset.manifest, MAX_PAIRS),
+        shapes=count_shapes(dataset.manifest),
     )
 
 

@@ -135,12 +135,13 @@ class MeshReads:
 def mesh_reads(dataset: Dataset, grid: Grid, index: int = 0) -> MeshReads:
     """What each rank of ``grid`` reads of sample ``index``."""
     check_cuts(dataset.spec, grid)
-    _, number = dataset.place_of(index)
+    manifest = dataset.manifest
+    numbers = {name: manifest.place(index, manifest.columns[name][0])[1] for name in dataset.arrays}
     ranks = []
     for rank in range(grid.num_ranks):
         boxes = rank_boxes(dataset, grid, [rank])
         costs = [
-            read_cost(dataset.reader(index, name), spec.axes.file_box(number, boxes[name]))
+            read_cost(dataset.reader(index, name), spec.axes.file_box(numbers[name], boxes[name]))
             for name, spec in dataset.arrays.items()
         ]
         ranks.append(RankReads(rank, boxes[dataset.spec.name], sum(costs, NOTHING)))

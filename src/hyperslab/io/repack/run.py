@@ -20,6 +20,7 @@ from hyperslab.errors import ConfigError, check_choice
 from hyperslab.io.copying import Meter, Progress
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
+from hyperslab.io.reader import STACKED
 from hyperslab.io.repack.plan import (
     COMPRESSIONS,
     ArrayPlan,
@@ -103,6 +104,11 @@ def repack(
     check_choice("compression", compression, COMPRESSIONS)
     if dataset.tilings:
         raise ConfigError("whole files are repacked: cut into tiles what was written, not before")
+    if len(dataset.manifest.sources) > 1:
+        raise ConfigError(
+            f"arrays {list(dataset.arrays)} lie in several files, which are not repacked together: "
+            "repack each dataset, then put one beside the other"
+        )
     filter_options(compression)
     began, out = time.perf_counter(), Path(directory)
     plans = plan_arrays(dataset, grid, chunks, channels_first=channels_first)
@@ -110,12 +116,11 @@ def repack(
     for folder in {target.parent for target in targets.values()}:
         make_folder(folder)
     remove_leftovers({target.parent for target in targets.values()})
-    options = {**dataset.options, "sample": dataset.spec.name}
+    options = _options(dataset)
     work = [Job(source, target, options, plans, compression) for source, target in targets.items()]
     todo = [job for job in work if not is_done(job)]
     one_sample = sum(spec.nbytes for spec in dataset.arrays.values())
-    counts = zip(dataset.paths, dataset.counts, strict=True)
-    sizes = {path: one_sample * num for path, num in counts}
+    sizes = {file.path: one_sample * file.num_rows for file in dataset.manifest.files}
     total = sum(sizes[job.source] for job in todo)
     if todo:
         ratio = estimated_ratio(dataset, plans, compression)
@@ -134,6 +139,19 @@ def repack(
         left_out=tuple(dict.fromkeys(what for each in done for what in each.left_out)),
         seconds=time.perf_counter() - began,
     )
+
+
+def _options(dataset: Dataset) -> dict[str, Any]:
+    """What ``hyperslab.open`` is told to open one of the files like all of them."""
+    (source,) = dataset.manifest.sources
+    targets = [spec.name for spec in source.whole[1:] if spec.name != dataset.stats]
+    axes = {
+        spec.name: STACKED * spec.axes.stacked + spec.axes.letters
+        for spec in source.whole
+        if spec.axes.letters
+    }
+    found = {"sample": dataset.spec.name, "target": targets, "axes": axes, "stats": dataset.stats}
+    return {**found, "format": source.opening.format, **source.opening.options}
 
 
 def estimated_ratio(dataset: Dataset, plans: Sequence[ArrayPlan], compression: str) -> float:

@@ -120,7 +120,7 @@ def _open(job: Job) -> dict[str, ArrayReader]:
                 f"{job.source} has samples of {found} in array {plan.name!r}, but {plan.sample} "
                 "was expected, as in the first file"
             )
-    return dict(zip(dataset.arrays, dataset.open_file(job.source), strict=True))
+    return dict(zip(dataset.arrays, dataset.manifest.sources[0].open(job.source), strict=True))
 
 
 def _write(
@@ -194,10 +194,7 @@ def _read(reader: ArrayReader, box: Box) -> tuple[NDArray[Any], int]:
 
 
 def _compare(
-    path: Path,
-    job: Job,
-    old_readers: Mapping[str, ArrayReader],
-    checksums: Mapping[str, list[int]],
+    path: Path, job: Job, old_readers: Mapping[str, ArrayReader], checksums: Mapping[str, list[int]]
 ) -> None:
     """Reads what was written, by our own reader, and raises if it is not what the source gave."""
     names = [plan.name for plan in job.arrays]

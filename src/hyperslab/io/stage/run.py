@@ -19,6 +19,7 @@ from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.buffers import empty_aligned
 from hyperslab.io.engine.files import DataFile, explained
 from hyperslab.io.engine.tiles import grain_of, runs, tiles
+from hyperslab.io.manifest import Source
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.spec import ArraySpec
 from hyperslab.io.stage.unit import (
@@ -113,7 +114,8 @@ def stage(
     if not 0 <= number < num_parts or threads < 1:
         raise ConfigError(f"part {part} is none, or {threads} threads are not enough")
     folder, began = Path(directory), time.perf_counter()
-    if folder.resolve() in {path.resolve().parent for path in dataset.paths}:
+    paths = [file.path for file in dataset.manifest.all_files()]
+    if folder.resolve() in {path.resolve().parent for path in paths}:
         raise ConfigError(f"{folder} has the files that are to be staged: name another directory")
     units = plan_units(dataset, boxes, samples)
     make_folder(folder)
@@ -198,17 +200,18 @@ def _copied(
         return None
     target = folder / unit.name
     written = copy_file(unit.path, target, meter)
-    if not _can_be_opened(dataset, target):  # it has links to files beside it
+    source = dataset.manifest.sources[unit.source_number]
+    if not _can_be_opened(source, target):  # it has links to files beside it
         target.unlink(missing_ok=True)
         return None
     return {target.name: written}
 
 
-def _can_be_opened(dataset: Dataset, path: Path) -> bool:
+def _can_be_opened(source: Source, path: Path) -> bool:
     """Tried again, as another process may have put its own copy there meanwhile."""
     for _ in range(5):
         try:
-            dataset.open_file(path)
+            source.opening(path)
         except FormatError:
             continue
         return True
@@ -310,11 +313,7 @@ def write_array(
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """The head of an NPY file, filled up so that the data begins on a page."""
-    fields = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     head = np.lib.format.magic(1, 0)
     text = repr(fields).encode("latin1")
     length = -(-(len(head) + 3 + len(text)) // PAGE_NBYTES) * PAGE_NBYTES - len(head) - 2

@@ -17,6 +17,7 @@ from hyperslab.errors import ConfigError
 from hyperslab.io.copying import SourceIdentity, identity_or_absent, is_still
 from hyperslab.io.dataset import Dataset
 from hyperslab.io.engine.files import DataFile
+from hyperslab.io.manifest import Manifest
 from hyperslab.io.spec import ArraySpec, checked_box
 from hyperslab.layout import Box
 from hyperslab.partial import write_file
@@ -26,6 +27,9 @@ VERSION = 3
 
 SUFFIX = ".staged.json"
 """Of the name of a record."""
+
+SMALL = ("csv", "hdf5-attributes")
+"""Formats of a few numbers a sample, which are read where they are."""
 
 BLOCK_NBYTES = 8 << 20
 """Read or written at a time."""
@@ -42,6 +46,8 @@ class Unit:
     source: str
     """The absolute path."""
     identity: SourceIdentity
+    source_number: int
+    """In the manifest."""
     index: int
     """Of one of its samples in the dataset."""
     numbers: tuple[int, ...]
@@ -99,38 +105,48 @@ def plan_units(
 ) -> list[Unit]:
     """What is staged of each file that has one of ``samples``, in the order of the files."""
     asked = dict(boxes or {})
-    if dataset.spans_files:
-        raise ConfigError(
-            f"arrays {list(dataset.arrays)} lie in several files, which are not staged together: "
-            "stage each dataset, then put one beside the other"
-        )
     if unknown := sorted(set(asked) - set(dataset.arrays)):
         raise ConfigError(f"boxes are given for {unknown}, but there are {list(dataset.arrays)}")
-    specs = tuple(dataset.arrays.values())
-    in_file = {
-        spec.name: Box(spec.axes.in_file_order(checked_box(asked.get(spec.name), spec).spans))
-        for spec in specs
-    }
-    found: dict[Path, dict[int, int]] = {}
-    for index in range(len(dataset)) if samples is None else samples:
+    for index in samples or ():
         if not 0 <= index < len(dataset):
             raise ConfigError(f"there is no sample {index}: the dataset has {len(dataset)} samples")
-        path, number = dataset.place_of(index)
-        found.setdefault(path, {})[number] = index
-    counts = dict(zip(dataset.paths, dataset.counts, strict=True))
+    wanted = range(len(dataset)) if samples is None else samples
+    sources = enumerate(dataset.manifest.sources)
+    return [
+        unit
+        for number, source in sources
+        if source.opening.format not in SMALL
+        for unit in _units_of(dataset.manifest, number, asked, wanted)
+    ]
+
+
+def _units_of(
+    manifest: Manifest, number: int, asked: Mapping[str, Box], samples: Sequence[int]
+) -> list[Unit]:
+    """Of the files of one of the sources."""
+    source = manifest.sources[number]
+    in_file = {
+        spec.name: Box(spec.axes.in_file_order(checked_box(asked.get(spec.name), spec).spans))
+        for spec in source.arrays
+    }
+    found: dict[int, dict[int, int]] = {}
+    for index in samples:
+        file, row = manifest.place(index, number)
+        found.setdefault(file, {})[row] = index
     return [
         Unit(
-            path=path,
+            path=(path := source.files[file].path),
             source=os.path.abspath(path),  # noqa: PTH100 - links stay: what they lead to may change
             identity=identity_or_absent(path),
+            source_number=number,
             index=indices[min(indices)],
             numbers=tuple(sorted(indices)),
-            num_samples=counts[path],
-            specs=specs,
+            num_samples=source.files[file].num_rows * source.num_tiles,
+            specs=source.arrays,
             boxes=in_file,
-            tiles=tuple(tiling.extents for tiling in dataset.tilings),
+            tiles=tuple(tiling.extents for tiling in source.tilings),
         )
-        for path, indices in found.items()
+        for file, indices in found.items()
     ]
 
 

@@ -15,10 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SIZES = [
-    *("depth", "height", "out_depth", "out_height"),
-    *("num_chunks", "num_groups", "num_cols"),
-]
+SIZES = [*("depth", "height", "out_depth", "out_height"), *("num_chunks", "num_groups", "num_cols")]
 """What kernels are compiled once for, whatever the value."""
 
 

@@ -22,10 +22,10 @@ from torch.jit import ScriptModule
 from hyperslab.comm.mesh import Mesh
 from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.cuda_graphs.recorded_pass import ActivationMemory, Recorded, note_used
-from hyperslab.nn.cuda_graphs.recorder import Recorder
+from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, check_output, check_state
 from hyperslab.nn.cuda_graphs.static_pass import Given, OutputNumbers, given_tensors
-from hyperslab.nn.cuda_graphs.worth import Meter, PassTrial
+from hyperslab.nn.cuda_graphs.worth import CudaMeter, PassTrial
 from hyperslab.nn.depth_first.depth_first import DepthFirst
 from hyperslab.nn.dispatch import materialise
 from hyperslab.nn.module_snapshot import ModuleSnapshot, TensorVersions
@@ -112,9 +112,9 @@ class Graphed:
         run: Callable[..., Any],
         mesh: Mesh,
         chains: Sequence[DepthFirst],
-        recorder: Recorder,
+        recorder: CudaRecorder,
         replica: Replica | None = None,
-        make_meter: Callable[[], Meter] | None = None,
+        make_meter: Callable[[], CudaMeter] | None = None,
     ) -> None:
         """``replica`` averages the gradients of the module's weights, where there are any.
 

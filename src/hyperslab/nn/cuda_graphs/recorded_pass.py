@@ -19,7 +19,7 @@ from hyperslab.comm.journal import journal
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.messages import follow_exchanges, without_messages
 from hyperslab.errors import ConfigError
-from hyperslab.nn.cuda_graphs.recorder import Recorder
+from hyperslab.nn.cuda_graphs.recorder import CudaRecorder
 from hyperslab.nn.cuda_graphs.replayable import (
     CannotReplayError,
     StateBefore,
@@ -46,7 +46,7 @@ class Recorded:
         run: Callable[..., Any],
         module: nn.Module,
         mesh: Mesh,
-        recorder: Recorder,
+        recorder: CudaRecorder,
         memory: ActivationMemory,
         given: Given,
         usual: OutputNumbers | None,
@@ -74,7 +74,9 @@ class Recorded:
             with held_constants() as self._constants:
                 self._record(recorder)
 
-    def _practise(self, module: nn.Module, recorder: Recorder, usual: OutputNumbers | None) -> None:
+    def _practise(
+        self, module: nn.Module, recorder: CudaRecorder, usual: OutputNumbers | None
+    ) -> None:
         """Runs the pass twice: to be compiled and to choose algorithms, and to be looked at."""
         own = self._pass
         with recorder.practice():
@@ -96,7 +98,7 @@ class Recorded:
         saved = sharing(before.state.tensors, own.saved)
         self._saved = [tensor for tensor in saved if not tensor.is_inference()]
 
-    def _record(self, recorder: Recorder) -> None:
+    def _record(self, recorder: CudaRecorder) -> None:
         own = self._pass
         own.forget()
         outputs, self._forward_again = recorder.record(own.forward)

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,25 +20,6 @@ _broken: list[torch.cuda.CUDAGraph] = []
 
 
 _WAIT = "synchronizing CUDA operation"
-
-
-class Recorder(Protocol):
-    """What records work on a device."""
-
-    def practice(self) -> Any:
-        """A context for work that prepares a recording: as there, on a stream of its own."""
-
-    def watch_for_waits(self) -> Any:
-        """A context that gives a list, to which it adds where the host waits for the device."""
-
-    def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
-        """What ``run`` returns, and what runs its work again, into the same memory.
-
-        The memory may be overwritten by whatever else this recorder's recordings run.
-        """
-
-    def follow(self) -> None:
-        """Has the current stream wait for what others still do with that memory."""
 
 
 class CudaRecorder:
@@ -58,6 +39,7 @@ class CudaRecorder:
 
     @contextmanager
     def practice(self) -> Iterator[None]:
+        """A context for work that prepares a recording: as there, on a stream of its own."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what other streams have let go
         try:
@@ -68,7 +50,10 @@ class CudaRecorder:
 
     @contextmanager
     def watch_for_waits(self) -> Iterator[list[str]]:
-        """Torch tells of all its own functions that wait but ``torch.cuda.synchronize``."""
+        """A context that gives a list, to which it adds where the host waits for the device.
+
+        Torch tells of all its own functions that wait but ``torch.cuda.synchronize``.
+        """
         places: list[str] = []
         here, before = threading.get_ident(), torch.cuda.get_sync_debug_mode()
         show = warnings.showwarning
@@ -90,6 +75,10 @@ class CudaRecorder:
                 torch.cuda.set_sync_debug_mode(before)
 
     def record(self, run: Callable[[], Made]) -> tuple[Made, Callable[[], None]]:
+        """What ``run`` returns, and what runs its work again, into the same memory.
+
+        The memory may be overwritten by whatever else this recorder's recordings run.
+        """
         if not self._graphs:
             self._renew()  # torch does not take up a pool again whose graphs are all gone
         graph, stream = torch.cuda.CUDAGraph(), self._stream
@@ -106,6 +95,7 @@ class CudaRecorder:
         return out, graph.replay
 
     def follow(self) -> None:
+        """Has the current stream wait for what others still do with that memory."""
         key = current_stream_key(self._device)
         if key != self._latest_key:
             current = torch.cuda.current_stream(self._device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from hyperslab.nn.module_snapshot import PLAIN, ModuleSnapshot, TensorVersions
-from hyperslab.nn.outputs import fields_of, is_record, tensors_of
+from hyperslab.nn.outputs import fields_of, is_record, nodes_under, tensors_of
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.trial_run import rng_states
 from hyperslab.torch_private import tree_leaves
@@ -44,35 +44,15 @@ class StateBefore:
             raise CannotReplayError("it draws random numbers from Python or numpy")
 
 
-def leaves_under(output: Tensor) -> dict[int, Tensor]:
-    """The tensors, by ``id``, to which autograd brings gradients of ``output``."""
-    if output.grad_fn is None:
-        return {id(output): output}
-    found = [getattr(node, "variable", None) for node in _nodes_under([output])]
-    return {id(leaf): leaf for leaf in found if isinstance(leaf, Tensor)}
-
-
 def saved_under(outputs: Iterable[Tensor]) -> set[object]:
     """Where the memory begins of the tensors that autograd keeps for gradients of ``outputs``."""
     found: list[Any] = []
-    for node in _nodes_under(outputs):
+    for node in nodes_under(outputs):
         names = [n for n in dir(node) if n.startswith("_saved_") or n == "saved_tensors"]
         for name in names:
             with suppress(RuntimeError):  # the backward pass will tell
                 found.append(getattr(node, name))
     return {_memory_of(x) for x in tree_leaves(found) if isinstance(x, Tensor)}
-
-
-def _nodes_under(outputs: Iterable[Tensor]) -> Iterator[Any]:
-    nodes = [output.grad_fn for output in outputs]
-    seen = {None, *nodes}
-    while nodes:
-        node: Any = nodes.pop()
-        if node is not None:
-            yield node
-            below = {function for function, _ in node.next_functions} - seen
-            seen |= below
-            nodes += below
 
 
 def sharing(tensors: Iterable[Tensor], memory: set[object]) -> list[Tensor]:

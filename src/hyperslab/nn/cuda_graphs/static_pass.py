@@ -14,9 +14,9 @@ from torch.nn import Parameter
 from hyperslab.comm.mesh import Mesh
 from hyperslab.comm.reduce import SumsBeside
 from hyperslab.dist_ops.random_bits import NUM_VALUES, draw, drawing_from
-from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, leaves_under, saved_under
+from hyperslab.nn.cuda_graphs.replayable import CannotReplayError, saved_under
 from hyperslab.nn.module_snapshot import PLAIN, ParameterSlots
-from hyperslab.nn.outputs import tensors_of
+from hyperslab.nn.outputs import leaves_under, tensors_of
 from hyperslab.nn.parallel.gradient_averaging import GradientMeans
 from hyperslab.nn.parallel.outside_tensors import leave_part
 from hyperslab.nn.slab import Slab, is_slab

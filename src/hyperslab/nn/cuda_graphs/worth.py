@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,17 +50,6 @@ class PassCost(NamedTuple):
         return ""
 
 
-class Meter(Protocol):
-    """What measures one forward pass."""
-
-    def begin(self) -> None: ...
-
-    def end(self) -> None: ...
-
-    def read(self) -> PassCost | None:
-        """What the pass took; None as long as the GPU is at it."""
-
-
 class CudaMeter:
     """Measures a forward pass on ``device``; the host does not wait."""
 
@@ -83,6 +72,7 @@ class CudaMeter:
         self._kept += torch.cuda.memory_allocated(self._device)
 
     def read(self) -> PassCost | None:
+        """What the pass took; None as long as the GPU is at it."""
         if not self._last.query():
             return None
         gpu_ms = self._first.elapsed_time(self._last)
@@ -92,7 +82,7 @@ class CudaMeter:
 class PassTrial:
     """Ordinary passes of one signature, until it is known whether to record them."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: CudaMeter) -> None:
         self._meter, self._is_timed = meter, False
         self._seen = ""
 

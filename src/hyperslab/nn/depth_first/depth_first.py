@@ -7,6 +7,7 @@ layers exist for one tile at a time, and are computed again in the backward pass
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from hyperslab.comm.fetch import fetch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
+from hyperslab.kernels.tiles import autocast_as_now
 from hyperslab.layout import ChainPlan, Layout, TileBoxes, plan_chain
 from hyperslab.nn.call_signature import call_signature
 from hyperslab.nn.depth_first import tile_pointwise as tile_pointwise, tile_windows as tile_windows
@@ -35,7 +37,7 @@ from hyperslab.nn.module_snapshot import (
 from hyperslab.nn.parallel.outside_tensors import with_mean
 from hyperslab.nn.single_rank.mode import active_mode
 from hyperslab.nn.slab import Slab, is_slab
-from hyperslab.nn.trial_run import Autocast, rng_states, same_draws, unjournaled
+from hyperslab.nn.trial_run import rng_states, same_draws, unjournaled
 from hyperslab.torch_private import tree_leaves, tree_map
 
 MOST_KEPT = 64
@@ -163,7 +165,7 @@ class DepthFirst:
         window = fetch(x.local, plan.exchange, x.mesh)
         wants_input, *wants = found.reaches
         modules = self._chain.modules
-        slots, autocast = ParameterSlots(modules), Autocast.now(x.device)
+        slots, autocast = ParameterSlots(modules), autocast_as_now(x.device)
         state = _state_of(modules, slots, wants)
         job = _Pass(
             *(self._chain.name, run, x.layout, x.mesh, found, plan, modules),
@@ -253,7 +255,7 @@ class _Pass:
     slots: ParameterSlots
     wants: Sequence[bool]
     """Whether each of the weights gets a gradient."""
-    autocast: Autocast
+    autocast: Callable[[], AbstractContextManager[Any]]
     modes: TrainingModes
     state: tuple[object, TensorVersions]
     """Of the modules in the forward pass."""
@@ -281,7 +283,7 @@ class _Pass:
     def compute(self, piece: Tensor, tile: TileBoxes) -> Tensor:
         """The outputs of ``tile``, of the ``piece`` of the input that they read."""
         tape = Tape(self.source, self.survey.route.needs(tile.outputs))
-        with self.autocast.again(), unjournaled():
+        with self.autocast(), unjournaled():
             try:
                 out = self.run(TileSlab(piece, tile.reads, self.source, self.mesh, tape))
                 if out.whole != self.survey.route.output:

@@ -17,11 +17,7 @@ from hyperslab.nn.deferred import ACTIVATIONS, POOLS
 from hyperslab.nn.op import OPS
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.nn.trial_run import ReadOnly, no_trace, trial_run, without_values
-from hyperslab.torch_private import (
-    FakeTensorMode,
-    tree_leaves,
-    tree_map,
-)
+from hyperslab.torch_private import FakeTensorMode, tree_leaves, tree_map
 
 MOST_FUSED = 3
 """The largest kernel of a pool that is computed together with the activation before it."""

@@ -38,11 +38,7 @@ class MemoryWatch:
     """Looks at the memory that training steps of a module need before the first of each size."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        run: Callable[..., Any],
-        mesh: Mesh,
-        chains: Sequence[DepthFirst],
+        self, module: nn.Module, run: Callable[..., Any], mesh: Mesh, chains: Sequence[DepthFirst]
     ) -> None:
         """``run`` is the forward pass; ``chains`` are those that may be computed depth first."""
         self._module, self._run, self._mesh, self._chains = module, run, mesh, chains

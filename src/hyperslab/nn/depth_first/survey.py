@@ -13,11 +13,10 @@ from hyperslab.errors import UnsupportedOp
 from hyperslab.kernels.memory_format import memory_format_of
 from hyperslab.layout import Box, Route, Window
 from hyperslab.nn.depth_first.tile_slab import Tape, TileSlab
+from hyperslab.nn.outputs import leaves_under
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.trial_run import ReadOnly, trial_run, without_values
-from hyperslab.torch_private import (
-    DataDependentOutputException,
-)
+from hyperslab.torch_private import DataDependentOutputException
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ def survey(run: Callable[[TileSlab], Any], x: Slab, modules: Sequence[nn.Module]
                 "again: use inplace=False in its first layer"
             )
         _check_result(out)
-        reached = _leaves_of(out.local)
+        reached = leaves_under(out.local) if out.local.grad_fn else {}
         _check_known(reached, [source, *leaves])
         route = Route(tuple(tape.steps), out.step, out.whole)
         _check_used(route)
-        reaches = tuple(leaf in reached for leaf in (source, *leaves))
+        reaches = tuple(id(leaf) in reached for leaf in (source, *leaves))
         return Survey(route, out.dtype, memory_format_of(out.local), reaches)
 
 
@@ -100,24 +99,9 @@ def _check_used(route: Route) -> None:
             )
 
 
-def _leaves_of(out: Tensor) -> set[Tensor]:
-    """The leaves of the graph of ``out``, which get gradients from it."""
-    found: set[Tensor] = set()
-    seen, todo = set(), [out.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(leaf := getattr(node, "variable", None), Tensor):
-            found.add(leaf)
-        todo += [before for before, _ in node.next_functions]
-    return found
-
-
-def _check_known(reached: set[Tensor], known: Sequence[Tensor]) -> None:
-    if unknown := reached.difference(known):
-        shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in unknown))
+def _check_known(reached: dict[int, Tensor], known: Sequence[Tensor]) -> None:
+    if unknown := reached.keys() - set(map(id, known)):
+        shapes = ", ".join(sorted(str(tuple(reached[key].shape)) for key in unknown))
         raise UnsupportedOp(
             "a depth-first chain computes gradients of its input and of the parameters of its "
             f"modules alone, and this one uses others, of shape {shapes}: name a module that "

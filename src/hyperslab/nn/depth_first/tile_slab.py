@@ -71,13 +71,7 @@ class TileSlab(Slab):
     """The tensor's number on the tape."""
 
     def __init__(
-        self,
-        local: Tensor | Slab,
-        held: Box,
-        whole: Layout,
-        mesh: Mesh,
-        tape: Tape,
-        step: int = 0,
+        self, local: Tensor | Slab, held: Box, whole: Layout, mesh: Mesh, tape: Tape, step: int = 0
     ) -> None:
         piece = local if isinstance(local, Slab) else single_rank_slab(local)
         self.__dict__.update(piece=piece, held=held, whole=whole, mesh=mesh, tape=tape, step=step)

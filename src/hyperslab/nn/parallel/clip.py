@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_ as clip_by_torch_
 from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.comm.reduce import reduce_sum_
 from hyperslab.layout import AXES
-from hyperslab.nn.parallel.gradient_averaging import axes_beside_cuts, mesh_of
+from hyperslab.nn.parallel.gradient_averaging import axes_beside_cuts, mesh_of, own_part
 
 
 @torch.no_grad()
@@ -53,4 +53,4 @@ def _share_of_square(weight: Tensor, mesh: Mesh) -> Tensor:
 def _local_grad(weight: Tensor) -> Tensor:
     grad = weight.grad
     assert grad is not None
-    return grad.to_local() if isinstance(grad, DTensor) else grad
+    return own_part(grad)

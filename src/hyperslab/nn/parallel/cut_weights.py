@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 
 from hyperslab.comm.mesh import Mesh, mesh_of_device_mesh
 from hyperslab.errors import ConfigError
@@ -221,10 +222,45 @@ class PlainWhole:
         for table, name, weight in found:
             table[name] = plain[id(weight)]  # type: ignore[assignment]
         try:
-            return self._forward(*args, **kwargs)
+            with _CutWeightsAmongPlain(self._mesh):
+                return self._forward(*args, **kwargs)
         finally:
             for table, name, weight in found:
                 table[name] = weight
+
+
+class _CutWeightsAmongPlain(TorchFunctionMode):
+    """Within it, cut weights are Slabs to functions that are given plain tensors too.
+
+    Such a function gets no Slab that would say so, and torch does not mix DTensors with tensors
+    that each rank holds whole: masks of weights, positions, ones.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(type(arg) is not Slab for arg in args) and _mixes((args, kwargs)):
+            args, kwargs = tree_map(self._slab_of, (args, kwargs), is_leaf=is_operand)
+        return func(*args, **kwargs)
+
+    def _slab_of(self, leaf: Any) -> Any:
+        return slab_of_weight(leaf, self._mesh) if is_cut(leaf) else leaf
+
+
+def _mixes(arguments: Any) -> bool:
+    """Whether cut weights are among plain tensors of more than one number, and no Slabs."""
+    leaves = tree_leaves(arguments, is_leaf=is_operand)
+    has_plain = any(isinstance(x, Tensor) and x.ndim and not isinstance(x, DTensor) for x in leaves)
+    return has_plain and any(map(is_cut, leaves)) and not any(isinstance(x, Slab) for x in leaves)
 
 
 @lru_cache(maxsize=4096)

@@ -39,11 +39,7 @@ class Replica:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        mesh: Mesh,
-        comparisons: Comparisons,
+        self, module: nn.Module, forward: Callable[..., Any], mesh: Mesh, comparisons: Comparisons
     ) -> None:
         self._weights, self.forward = TrainedWeights(module), forward
         self._mesh, self._comparisons = mesh, comparisons
@@ -225,7 +221,7 @@ def _cut_gradient_as_weight(weight: Tensor) -> None:
         weight.grad = grad.redistribute(placements=weight.placements)
 
 
-def _own(x: Tensor) -> Tensor:
+def own_part(x: Tensor) -> Tensor:
     """The part of ``x`` that this rank holds."""
     return x.to_local() if isinstance(x, DTensor) else x
 
@@ -244,7 +240,7 @@ class Bucket:
 
     @property
     def is_full(self) -> bool:
-        return sum(_own(leaf).nbytes for leaf in self.leaves) >= BUCKET_NBYTES
+        return sum(own_part(leaf).nbytes for leaf in self.leaves) >= BUCKET_NBYTES
 
 
 def buckets_of(leaves: Iterable[Tensor], mesh: Mesh) -> dict[int, Bucket]:
@@ -370,8 +366,8 @@ class _Message:
         num = math.prod(map(self._mesh.grid.size, axes))
         if num == 1:
             return
-        grads = [_own(grad) for grad, _ in self._sent]
-        self._mean = _in_a_row(grads, [_own(leaf) for leaf in leaves])
+        grads = [own_part(grad) for grad, _ in self._sent]
+        self._mean = _in_a_row(grads, [own_part(leaf) for leaf in leaves])
         self._mean /= num  # before the sum: half overflows
         with contact("averaging gradients", mesh):
             self._sum = recorded(
@@ -395,8 +391,8 @@ class _Message:
                     "backward pass while it was averaged over the ranks: change it in a hook of "
                     "the weight, or after the pass"
                 )
-        means = _apart(self._mean, [_own(leaf) for leaf in self._leaves])
-        foreach_copy_([_own(grad) for grad, _ in self._sent], means)
+        means = _apart(self._mean, [own_part(leaf) for leaf in self._leaves])
+        foreach_copy_([own_part(grad) for grad, _ in self._sent], means)
 
 
 class GradientMeans:

@@ -55,7 +55,7 @@ from hyperslab.nn.parallel.plan import Plan, cuts_by_name, install_plan, read_pl
 from hyperslab.nn.parallel.whole_weights import load_whole_weights
 from hyperslab.nn.pass_spans import follow_backward, forward_pass
 from hyperslab.nn.plain_random import PlainDraws
-from hyperslab.nn.single_rank.module_pass import SingleRank
+from hyperslab.nn.single_rank.mode import SingleRank
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import change_class, patch_item, tree_map
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hyperslab.comm.messages import Traffic, counted_traffic
 from hyperslab.errors import ConfigError
+from hyperslab.nn.parallel.gradient_averaging import own_part
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import tree_leaves
 
@@ -122,7 +122,7 @@ def _watch(name: str, part: nn.Module, traffic: Traffic, rows: list[ModuleRow]) 
                 tuple(found.shape),
                 tuple(found.local.shape if isinstance(found, Slab) else found.shape),
                 sum(weight.numel() for weight in weights),
-                sum(_own(weight).numel() for weight in weights),
+                sum(own_part(weight).numel() for weight in weights),
                 inside - before,
                 traffic.nbytes - inside,
             )
@@ -138,7 +138,3 @@ def _watch(name: str, part: nn.Module, traffic: Traffic, rows: list[ModuleRow]) 
 def _first_tensor(out: object) -> Slab | Tensor | None:
     leaves = tree_leaves(out, is_leaf=is_slab)
     return next((leaf for leaf in leaves if isinstance(leaf, Slab | Tensor)), None)
-
-
-def _own(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight

@@ -63,42 +63,30 @@ class Known(NamedTuple):
     """
 
 
-def _unless(needs: Callable[[Any, Tensor], bool]) -> Callable[[type[nn.Module]], Known]:
-    """Of layers that run as they are, unless the mode may serve them."""
+def _unless(needs: Callable[..., bool]) -> Callable[[type[nn.Module]], Known]:
+    """Of layers that run as they are, unless by what they are given the mode may serve them."""
 
     def known(cls: type[nn.Module]) -> Known:
         forward: Run = cls.forward
 
         def run(layer: nn.Module, x: Tensor) -> Any:
-            return NotImplemented if needs(layer, x) else forward(layer, x)
+            return NotImplemented if needs(x, layer) else forward(layer, x)
 
         return Known(run)
 
     return known
 
 
-def _large(layer: nn.Module, x: Tensor) -> bool:
-    return is_large(x)
-
-
-def _too_large(layer: nn.Module, x: Tensor) -> bool:
-    return is_too_large(x)
-
-
-def _large_or_fused(layer: nn.Module, x: Tensor) -> bool:
-    return is_large_or_fused(x)
-
-
-def _activated(layer: nn.ReLU, x: Tensor) -> bool:
+def _activated(x: Tensor, layer: nn.ReLU) -> bool:
     return may_wait(x, inplace=layer.inplace)
 
 
-def _transposed(layer: nn.ConvTranspose3d, x: Tensor) -> bool:
+def _transposed(x: Tensor, layer: nn.ConvTranspose3d) -> bool:
     weight = layer._parameters.get("weight")
     return weight is None or conv_transpose_needs(x, weight)
 
 
-def _dropped(layer: nn.Dropout, x: Tensor) -> bool:
+def _dropped(x: Tensor, layer: nn.Dropout) -> bool:
     return layer.training
 
 
@@ -118,7 +106,7 @@ _dropout = F.dropout
 
 def _pool(mode: Literal["avg", "max"]) -> Callable[[type[nn.Module]], Known]:
     def known(cls: type[nn.Module]) -> Known:
-        num_dims, run = int(cls.__name__[-2]), _unless(_large_or_fused)(cls).run
+        num_dims, run = int(cls.__name__[-2]), _unless(is_large_or_fused)(cls).run
 
         def serve(single_rank: SingleRankMode, layer: nn.Module, x: Tensor) -> Any:
             """By a fused kernel, as the pool's rule does it, without a Slab."""
@@ -232,10 +220,10 @@ LAYERS: dict[type[nn.Module], Known] = {
     nn.BatchNorm3d: _batch_norm(5),
     nn.Linear: Known(_run_linear),
     **_each(_classes("ConvTranspose{}d"), _unless(_transposed)),
-    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(_too_large)),
+    **_each((*_classes("InstanceNorm{}d"), nn.GroupNorm, nn.LayerNorm), _unless(is_too_large)),
     **_each(_classes("MaxPool{}d"), _pool("max")),
     **_each(_classes("AvgPool{}d"), _pool("avg")),
-    **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(_large)),
+    **_each(_classes("AdaptiveAvgPool{}d", "AdaptiveMaxPool{}d"), _unless(is_large)),
     **_each((nn.ReLU, nn.LeakyReLU), _unless(_activated)),
     nn.Dropout: Known(_run_dropout, _serve_dropout),
     **_each((*_classes("Dropout{}d"), nn.AlphaDropout), _unless(_dropped)),

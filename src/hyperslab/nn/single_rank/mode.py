@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
@@ -25,12 +26,15 @@ from hyperslab.nn.deferred import Deferred, DeferredTensor, defer_tensor
 from hyperslab.nn.dispatch import check_pieces, materialise, waiting
 from hyperslab.nn.op import IMPLEMENTED, OPS, USERS, Function
 from hyperslab.nn.single_rank.served import SERVED, pays
-from hyperslab.nn.single_rank.wrapping import as_slab, wrap
+from hyperslab.nn.single_rank.wrapping import as_slab, unwrap, wrap
 from hyperslab.nn.slab import Slab, is_slab
 from hyperslab.torch_private import (
     active_function_modes,
     builtin_nn,
+    num_function_modes,
     peek_interpreter_stack,
+    pop_function_mode,
+    push_function_mode,
     tree_leaves,
     tree_map,
     unpatched,
@@ -90,11 +94,7 @@ class SingleRankMode(TorchFunctionMode):
         return self._serve(func, x, args, kwargs)
 
     def _serve(
-        self,
-        function: Function,
-        x: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, function: Function, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if peek_interpreter_stack() is not None:
             return function(*args, **kwargs)
@@ -190,6 +190,38 @@ class SingleRankMode(TorchFunctionMode):
                 return out
 
         return run
+
+
+class SingleRank:
+    """The forward pass ``run`` of ``module`` on a mesh of one rank: plain tensors inside.
+
+    Slabs that it is given are unwrapped, and then the tensors it returns are wrapped.
+    """
+
+    def __init__(self, module: nn.Module, run: Function, mesh: Mesh) -> None:
+        self._module, self._run, self._mesh = module, run, mesh
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._run(*args, **kwargs)
+        given: dict[int, Slab] = {}
+        if not kwargs and len(args) == 1 and type(args[0]) is Slab:  # as most are
+            (slab,) = args
+            args = (slab.local,)
+            given[id(slab.local)] = slab
+        else:  # in ten times the time
+            args, kwargs = unwrap((args, kwargs), given)
+        if num_function_modes() and active_mode() is not None:
+            out = self._run(*args, **kwargs)  # of a module that this one is part of
+        else:
+            push_function_mode(SingleRankMode(self._module, self._mesh))
+            try:
+                out = self._run(*args, **kwargs)
+                if waiting.calls:
+                    materialise(self._run, ())
+            finally:
+                pop_function_mode()
+        return wrap(out, self._mesh, given) if given else out
 
 
 def active_mode() -> SingleRankMode | None:

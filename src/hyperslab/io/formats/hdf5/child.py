@@ -42,6 +42,7 @@ def main() -> None:
         return
     tasks: dict[str, Task] = {
         "names": contents.names,
+        "attributes": contents.attributes,
         "describe": contents.describe,
         "read": contents.read,
     }

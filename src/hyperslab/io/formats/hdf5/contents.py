@@ -18,6 +18,8 @@ from hyperslab.io.formats.hdf5.child import Answer, Refusal
 
 DONT_FILTER_PARTIAL_CHUNKS = 2
 MAX_LISTED = 20
+MAX_VALUES = 1024
+"""Of an attribute that is taken for a target."""
 MAX_LINKS = 16
 """That lead from one to the next; the library follows as many."""
 
@@ -86,6 +88,29 @@ def describe(path: str, name: str, external: bool = True) -> Answer:
             return {**facts, "kind": "contiguous", "offset": dataset.id.get_offset()}, None
         kind = {h5py.h5d.COMPACT: "compact", h5py.h5d.VIRTUAL: "virtual"}.get(layout, "external")
         return {**facts, "kind": kind}, None
+
+
+def attributes(path: str, wanted: list[str]) -> Answer:
+    """The numbers that attributes hold: ``mass`` of the file, ``galaxy@mass`` of what is in it."""
+    with h5py.File(path, "r") as file:
+        return {"values": [_attribute(file, name) for name in wanted]}, None
+
+
+def _attribute(file: Any, wanted: str) -> list[Any]:
+    owner, _, name = wanted.rpartition("@")
+    try:
+        notes = _inside(file, owner).attrs
+    except (KeyError, OSError, RuntimeError) as error:
+        raise Refusal(
+            f"has nothing called {owner!r}, whose attribute {name!r} is asked for"
+        ) from error
+    if name not in notes:
+        raise Refusal(f"has no attribute {wanted!r}: it has {_listed(sorted(notes))}")
+    values = np.asarray(notes[name])
+    if values.dtype.kind not in "biuf" or values.size > MAX_VALUES or not np.isfinite(values).all():
+        raise Refusal(f"has the attribute {wanted!r}, which is no finite number or a few of them")
+    found: list[Any] = values.ravel().tolist()
+    return found
 
 
 def _find(file: Any, name: str, external: bool) -> Any:

@@ -180,9 +180,9 @@ def _make_conversion(function: Callable[..., Any]) -> None:
 
 
 @define("pointwise", torch.prelu, F.prelu, Tensor.prelu)
-def _prelu(input: Slab, weight: Slab | Tensor) -> Slab:
+def _prelu(x: Slab, weight: Slab | Tensor) -> Slab:
     """The weights, if there are several, follow dim 1, the channels."""
-    x = check_input(torch.prelu, input)
+    x = check_input(torch.prelu, x)
     several = weight.numel() > 1
     if several and (x.ndim < 2 or tuple(weight.shape) != x.layout.shape[1:2]):
         raise LayoutError(
@@ -195,7 +195,7 @@ def _prelu(input: Slab, weight: Slab | Tensor) -> Slab:
 
 @define("pointwise", F.rrelu, F.rrelu_, torch.rrelu, torch.rrelu_)
 def rrelu(
-    input: Slab,
+    x: Slab,
     lower: float = 1 / 8,
     upper: float = 1 / 3,
     training: bool = False,
@@ -205,8 +205,8 @@ def rrelu(
     if lower > upper:
         raise RuntimeError(f"rrelu: the lower bound {lower} is above the upper bound {upper}")
     if training:
-        raise unsupported(F.rrelu, input, "it draws random numbers, which differ between ranks")
-    return F.leaky_relu(input, (lower + upper) / 2, inplace)  # type: ignore[arg-type, return-value]
+        raise unsupported(F.rrelu, x, "it draws random numbers, which differ between ranks")
+    return F.leaky_relu(x, (lower + upper) / 2, inplace)  # type: ignore[arg-type, return-value]
 
 
 POINTWISE = frozenset((*_functions(_UNARY), *_functions(_BROADCASTING)))

@@ -25,7 +25,7 @@ from hyperslab.dist_ops.random_bits import (
 )
 from hyperslab.errors import ConfigError
 from hyperslab.layout import AXES, Grid, Layout, Span
-from hyperslab.nn.op import define, unsupported
+from hyperslab.nn.op import Function, define, unsupported
 from hyperslab.nn.slab import Slab
 from hyperslab.torch_private import untraced
 
@@ -33,64 +33,38 @@ _SATURATION = 1.7580993408473766
 """What SELU comes to, far below zero, with the sign changed."""
 
 
-@define("random", F.dropout, torch.dropout)
-def dropout(
-    input: Slab,
-    p: float = 0.5,
-    training: bool = True,
-    inplace: bool = False,
-) -> Slab:
-    """``input`` with each element zeroed with probability ``p``, the others scaled up for it."""
-    return _drop(input, p, input.ndim, training, inplace=inplace)
+def _make_dropout(
+    drop: Callable[..., Slab],
+    *functions: Function,
+    num_dims: int | None = None,
+    batch_dims: int | None = None,
+    training: bool,
+) -> None:
+    """A dropout by ``drop``: elements along the first ``num_dims`` dims stay or go, or along all.
 
+    ``batch_dims`` are those that its input must have; ``training`` is the default.
+    """
+    trains = training
 
-def _make_feature_dropout(num_dims: int) -> None:
-    function = getattr(F, f"dropout{num_dims}d")
-
-    @define("random", function)
-    def feature_dropout(
-        input: Slab, p: float = 0.5, training: bool = True, inplace: bool = False
+    @define("random", *functions)
+    def dropout(
+        input: Slab, p: float = 0.5, training: bool = trains, inplace: bool = False
     ) -> Slab:
-        """``input`` with each channel of each sample zeroed as a whole."""
-        if input.ndim != num_dims + 2:
-            why = f"it has {input.ndim} dims, and batched input has {num_dims + 2}"
-            raise unsupported(function, input, why)
-        return _drop(input, p, 2, training, inplace=inplace)
+        if batch_dims not in (None, input.ndim):
+            why = f"it has {input.ndim} dims, and batched input has {batch_dims}"
+            raise unsupported(functions[0], input, why)
+        if not 0 <= p <= 1:
+            raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
+        if not training or p == 0:
+            return input
+        if p == 1:
+            zero = input.local.new_zeros(())
+            return input.mul_(zero) if inplace else input.with_local(input.local * zero)
+        return drop(input, p, num_dims or input.ndim, inplace=inplace)
 
 
-@define("random", F.alpha_dropout, torch.alpha_dropout)
-def alpha_dropout(
-    input: Slab,
-    p: float = 0.5,
-    training: bool = False,
-    inplace: bool = False,
-) -> Slab:
-    """``input`` with elements set to what SELU saturates at, scaled to the same mean and spread."""
-    return _drop_alpha(input, p, input.ndim, training, inplace=inplace)
-
-
-@define("random", F.feature_alpha_dropout, torch.feature_alpha_dropout)
-def feature_alpha_dropout(
-    input: Slab,
-    p: float = 0.5,
-    training: bool = False,
-    inplace: bool = False,
-) -> Slab:
-    """``alpha_dropout`` of whole channels."""
-    return _drop_alpha(input, p, 2, training, inplace=inplace)
-
-
-@define("random", torch.feature_dropout)
-def channel_dropout(input: Slab, p: float, training: bool, inplace: bool = False) -> Slab:
-    """``input`` with each channel of each sample zeroed as a whole, for any number of dims."""
-    return _drop(input, p, num_dims=2, training=training, inplace=inplace)
-
-
-def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
-    if not 0 <= p <= 1:
-        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
-    if not training or p in (0, 1):
-        return _drop(x, p, num_dims, training, inplace=inplace)
+def _drop_alpha(x: Slab, p: float, num_dims: int, *, inplace: bool) -> Slab:
+    """``x`` with elements set to what SELU saturates at, scaled to the same mean and spread."""
     keep = _keep_mask(x, num_dims, p)
     scale = ((_SATURATION**2 * p + 1) * (1 - p)) ** -0.5
     shift = _SATURATION * scale * p
@@ -99,14 +73,8 @@ def _drop_alpha(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bo
     return x.copy_(x.with_local(dropped)) if inplace else x.with_local(dropped)
 
 
-def _drop(x: Slab, p: float, num_dims: int, training: bool, *, inplace: bool) -> Slab:
-    if not 0 <= p <= 1:
-        raise ConfigError(f"dropout probability must be between 0 and 1, got {p}")
-    if not training or p == 0:
-        return x
-    if p == 1:
-        zero = x.local.new_zeros(())
-        return x.mul_(zero) if inplace else x.with_local(x.local * zero)
+def _drop(x: Slab, p: float, num_dims: int, *, inplace: bool) -> Slab:
+    """``x`` with each element zeroed with probability ``p``, the others scaled up for it."""
     if not x.is_floating_point() and not x.is_complex():
         raise ConfigError(f"dropout scales what it keeps, which a {x.dtype} tensor cannot hold")
     keep = _keep_mask(x, num_dims, p)
@@ -174,8 +142,14 @@ def _kept_or_lost(
     return kept, lost
 
 
-for _num_dims in (1, 2, 3):
-    _make_feature_dropout(_num_dims)
+_make_dropout(_drop, F.dropout, torch.dropout, training=True)
+_make_dropout(_drop, torch.feature_dropout, num_dims=2, training=True)
+for _num_dims in (1, 2, 3):  # a channel of a sample goes as a whole
+    _function = getattr(F, f"dropout{_num_dims}d")
+    _make_dropout(_drop, _function, num_dims=2, batch_dims=_num_dims + 2, training=True)
+_make_dropout(_drop_alpha, F.alpha_dropout, torch.alpha_dropout, training=False)
+_FEATURES = F.feature_alpha_dropout, torch.feature_alpha_dropout
+_make_dropout(_drop_alpha, *_FEATURES, num_dims=2, training=False)
 
 
 def _uniform(x: Slab) -> Tensor:

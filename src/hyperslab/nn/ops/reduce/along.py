@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from hyperslab.comm.agree import run_together
-from hyperslab.layout import Layout, Split, integers
+from hyperslab.layout import Layout, Split, integers, split_alike
 from hyperslab.nn.adopt import write_adopted
 from hyperslab.nn.op import unsupported
 from hyperslab.nn.placement import recut, whole_along
-from hyperslab.nn.slab import Slab, check_one_grid, is_slab
+from hyperslab.nn.slab import Slab, check_one_grid, everywhere, is_slab, layout_of
 from hyperslab.torch_private import tree_leaves
 
 Shape = tuple[int, ...]
@@ -53,7 +53,7 @@ def plan_along(
             return Refusal(number, "it works along a split dim")
     leads = [layout for layout, member in zip(layouts, members, strict=True) if member]
     shape = _broadcast_shape(leads, ndim)
-    batch = Layout(shape, _splits(shape, leads[:1] if in_place else leads))
+    batch = split_alike(shape, leads[:1] if in_place else leads)
     targets = []
     for number, (layout, member) in enumerate(zip(layouts, members, strict=True)):
         target = _cut_as(batch, layout, others) if member else layout
@@ -82,18 +82,6 @@ def _broadcast_shape(layouts: Sequence[Layout], ndim: int) -> Shape:
         for dim, extent in enumerate(layout.shape, ndim - len(layout.shape)):
             shape[dim] = extent if shape[dim] == 1 else shape[dim]
     return tuple(shape)
-
-
-def _splits(shape: Shape, layouts: Sequence[Layout]) -> tuple[Split | None, ...]:
-    """Each dim's first split that is one of the whole extent, and of an axis not yet taken."""
-    ndim, splits = len(shape), dict[int, Split]()
-    for layout in layouts:
-        for dim, split in enumerate(layout.splits, ndim - len(layout.shape)):
-            whole = layout.shape[dim - ndim] == shape[dim]
-            taken = {chosen.axis for chosen in splits.values()}
-            if split and whole and dim not in splits and split.axis not in taken:
-                splits[dim] = split
-    return tuple(splits.get(dim) for dim in range(ndim))
 
 
 def _cut_as(batch: Layout, layout: Layout, others: str) -> Layout | None:
@@ -156,7 +144,7 @@ def run_along(
             return run_along(function, along, (x, *args[1:]), kwargs, in_place=True)
 
         return write_adopted(function, operands[0], operands, write)
-    layouts = tuple(map(_layout_of, operands))
+    layouts = tuple(map(layout_of, operands))
     shape = layouts[0].shape
     if along.others == "broadcast":
         shape = (1,) * (max(len(layout.shape) for layout in layouts) - len(shape)) + shape
@@ -190,10 +178,6 @@ def run_along(
     for dim in empty:
         out = out.narrow(sources.index(dim), 0, 0)
     return _wrapped(function, out, batch, sources)
-
-
-def _layout_of(x: Slab | Tensor) -> Layout:
-    return x.layout if isinstance(x, Slab) else Layout.unsplit(x.shape)
 
 
 def _with_whole_channels(
@@ -245,14 +229,9 @@ def _check(
 def pieces_of(operands: list[Any], plan: AlongPlan, like: Slab) -> dict[int, Tensor]:
     """This rank's piece of each operand as it takes part, by the operand's id."""
     return {
-        id(t): recut(t if isinstance(t, Slab) else _everywhere(t, like), target).local
+        id(t): recut(everywhere(t, like), target).local
         for t, target in zip(operands, plan.targets, strict=True)
     }
-
-
-def _everywhere(x: Tensor, like: Slab) -> Slab:
-    """The Slab of a plain tensor, which is whole on every rank."""
-    return like.with_local(x, Layout.unsplit(x.shape))
 
 
 def _empty_dims(x: Slab) -> list[int]:

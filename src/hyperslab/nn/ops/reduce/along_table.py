@@ -142,16 +142,12 @@ def solve(
 
 
 @define("reducing", torch.cross, Tensor.cross)
-def cross(
-    input: Slab | Tensor,
-    other: Slab | Tensor,
-    dim: int | None = None,
-) -> Any:
+def cross(x: Slab | Tensor, other: Slab | Tensor, dim: int | None = None) -> Any:
     """The cross product along ``dim``, or along the first dim of three elements."""
     if dim is None:
-        shape = input.shape if 3 in input.shape else other.shape
+        shape = x.shape if 3 in x.shape else other.shape
         dim = tuple(shape).index(3) - len(shape) if 3 in shape else -1
-    return run_along(torch.linalg.cross, _CROSS, (input, other), {"dim": dim})
+    return run_along(torch.linalg.cross, _CROSS, (x, other), {"dim": dim})
 
 
 _CROSS = Along(at(9, -1), others="broadcast")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyperslab.comm.agree import run_together
 from hyperslab.comm.reduce import reduce_sum
-from hyperslab.layout import Layout, Span
+from hyperslab.layout import Span
 from hyperslab.nn.op import unsupported
 from hyperslab.nn.ops.reduce.along import (
     Along,
@@ -28,7 +28,7 @@ from hyperslab.nn.ops.reduce.along import (
 )
 from hyperslab.nn.ops.whole import run_whole
 from hyperslab.nn.placement import whole_along
-from hyperslab.nn.slab import Slab
+from hyperslab.nn.slab import Slab, layout_of
 
 
 class OwnPlaces(NamedTuple):
@@ -107,7 +107,7 @@ def _plan(
 ) -> AlongPlan:
     """How the operands meet, the first of them split along ``dim`` as it is."""
     x = operands[0]
-    layouts = [t.layout if isinstance(t, Slab) else Layout.unsplit(t.shape) for t in operands]
+    layouts = [*map(layout_of, operands)]
     layouts[0] = x.layout.whole_along([dim])
     plan = plan_along(tuple(layouts), (dim,), "alike", in_place)
     if isinstance(plan, Refusal):

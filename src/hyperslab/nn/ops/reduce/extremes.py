@@ -176,12 +176,12 @@ def _make_extreme(name: str, *, largest: bool) -> None:
     pair = torch.maximum if largest else torch.minimum
 
     @define("reducing", along, getattr(Tensor, of_dims))
-    def of_many(input: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
-        return _extreme(along, input, normalize_dims(input, dim), keepdim, largest=largest)
+    def of_many(x: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
+        return _extreme(along, x, normalize_dims(x, dim), keepdim, largest=largest)
 
     @define("reducing", overall, getattr(Tensor, of_one))
     def of_all_or_one(
-        input: Slab | Tensor,
+        x: Slab | Tensor,
         dim: int | Slab | Tensor | None = None,
         keepdim: bool = False,
         *,
@@ -189,20 +189,15 @@ def _make_extreme(name: str, *, largest: bool) -> None:
     ) -> Any:
         other = dim if isinstance(dim, Slab | Tensor) else other
         if other is not None:
-            return dispatch(pair, (input, other), {})
-        assert isinstance(input, Slab)
+            return dispatch(pair, (x, other), {})
+        assert isinstance(x, Slab)
         assert not isinstance(dim, Slab | Tensor)
         if dim is None:
-            return _extreme(overall, input, normalize_dims(input, None), False, largest=largest)
-        return _along_dim(overall, input, dim, keepdim, largest=largest)
+            return _extreme(overall, x, normalize_dims(x, None), False, largest=largest)
+        return _along_dim(overall, x, dim, keepdim, largest=largest)
 
     @define("reducing", where, getattr(Tensor, of_index))
-    def index_of(
-        input: Slab,
-        dim: int | None = None,
-        keepdim: bool = False,
-    ) -> Slab | Tensor:
-        x = input
+    def index_of(x: Slab, dim: int | None = None, keepdim: bool = False) -> Slab | Tensor:
         dims = normalize_dims(x, dim)
         if not x.layout.axes_of(dims):
             return without_dims(x, where(x.local, dim, keepdim), dims, keepdim=keepdim)
@@ -214,17 +209,10 @@ def _make_extreme(name: str, *, largest: bool) -> None:
 
 
 @define("reducing", torch.aminmax, Tensor.aminmax)
-def aminmax(
-    input: Slab,
-    *,
-    dim: int | None = None,
-    keepdim: bool = False,
-) -> Any:
+def aminmax(x: Slab, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """The smallest and the largest elements along ``dim``, or of all."""
-    dims = normalize_dims(input, dim)
-    ends = (
-        _extreme(torch.aminmax, input, dims, keepdim, largest=largest) for largest in (False, True)
-    )
+    dims = normalize_dims(x, dim)
+    ends = (_extreme(torch.aminmax, x, dims, keepdim, largest=largest) for largest in (False, True))
     return torch.return_types.aminmax(ends)  # type: ignore[arg-type]
 
 

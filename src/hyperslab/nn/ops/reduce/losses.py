@@ -211,45 +211,27 @@ def _left_out(function: Callable[..., Any], name: str) -> Any:
     return frame.f_locals.get(name) if frame else None
 
 
-def _make_per_sample(
-    function: Callable[..., Any], name_dims: Callable[[int], tuple[dict[str, Names], Names]]
-) -> None:
-    """A loss of whole samples; ``name_dims(ndim)`` names the dims of its tensors."""
+def _make_per_sample(function: Callable[..., Any], **last: str) -> None:
+    """A loss of whole samples: dims of a batch, and then those that ``last`` names for each tensor.
+
+    A weight has no batch.
+    """
 
     @define("reducing", function)
     def loss(*args: Any, **kwargs: Any) -> Any:
         call = _LossCall(function, args, kwargs)
-        names, output = name_dims(next(iter(call.arguments.values())).ndim)
+        batch = _batch(next(iter(call.arguments.values())).ndim - 1)
+        names = {n: (*batch, *dim.split()) if n != "weight" else (dim,) for n, dim in last.items()}
         given = {name: mine for name, mine in names.items() if call.arguments[name] is not None}
         for name, mine in given.items():
             if call.arguments[name].ndim != len(mine):
                 slab = next(t for t in call.arguments.values() if isinstance(t, Slab))
                 raise unsupported(function, slab, f"its {name} does not have {len(mine)} dims")
-        return _reduce(call.each(given, output), call.reduction)
+        return _reduce(call.each(given, batch), call.reduction)
 
 
 def _batch(ndim: int) -> Names:
     return tuple(f"batch {n}" for n in range(ndim))
-
-
-def _margin_dims(ndim: int) -> tuple[dict[str, Names], Names]:
-    batch = _batch(ndim - 1)
-    return {"input": (*batch, "class"), "target": batch, "weight": ("class",)}, batch
-
-
-def _multilabel_dims(ndim: int) -> tuple[dict[str, Names], Names]:
-    batch = _batch(ndim - 1)
-    return {"input": (*batch, "class"), "target": (*batch, "class")}, batch
-
-
-def _cosine_dims(ndim: int) -> tuple[dict[str, Names], Names]:
-    batch = _batch(ndim - 1)
-    return {"input1": (*batch, "part"), "input2": (*batch, "part"), "target": batch}, batch
-
-
-def _triplet_dims(ndim: int) -> tuple[dict[str, Names], Names]:
-    batch = _batch(ndim - 1)
-    return dict.fromkeys(("anchor", "positive", "negative"), (*batch, "part")), batch
 
 
 @define("reducing", F.multilabel_soft_margin_loss)
@@ -381,9 +363,9 @@ _make_elementwise(F.binary_cross_entropy, "weight", strict=True)
 _make_elementwise(F.binary_cross_entropy_with_logits, "weight", "pos_weight", strict=True)
 _make_elementwise(F.gaussian_nll_loss, "var")
 _make_elementwise(F.margin_ranking_loss, "target")
-_make_per_sample(F.multi_margin_loss, _margin_dims)
-_make_per_sample(F.multilabel_margin_loss, _multilabel_dims)
-_make_per_sample(F.cosine_embedding_loss, _cosine_dims)
-_make_per_sample(F.triplet_margin_loss, _triplet_dims)
+_make_per_sample(F.multi_margin_loss, input="class", target="", weight="class")
+_make_per_sample(F.multilabel_margin_loss, input="class", target="class")
+_make_per_sample(F.cosine_embedding_loss, input1="part", input2="part", target="")
+_make_per_sample(F.triplet_margin_loss, anchor="part", positive="part", negative="part")
 _make_class_loss(F.cross_entropy)
 _make_class_loss(F.nll_loss)

@@ -118,7 +118,7 @@ def _by_running(
 
 @define("reducing", F.batch_norm)
 def batch_norm(
-    input: Slab,
+    x: Slab,
     running_mean: Vector,
     running_var: Vector,
     weight: Vector = None,
@@ -128,7 +128,7 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Slab:
     """Batch norm over the global batch, or over one spatial group where the mesh says so."""
-    x = _check_channels(F.batch_norm, input, running_mean, running_var, weight, bias)
+    x = _check_channels(F.batch_norm, x, running_mean, running_var, weight, bias)
     weight, bias = of_channels(x, weight), of_channels(x, bias)
     if not training:
         return _by_running(F.batch_norm, x, running_mean, running_var, weight, bias, eps)
@@ -171,7 +171,7 @@ def _normalized(
 
 @define("reducing", F.instance_norm)
 def instance_norm(
-    input: Slab,
+    x: Slab,
     running_mean: Vector = None,
     running_var: Vector = None,
     weight: Vector = None,
@@ -181,7 +181,7 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Slab:
     """Instance norm over the whole of every sample."""
-    x = _check_channels(F.instance_norm, input, running_mean, running_var, weight, bias)
+    x = _check_channels(F.instance_norm, x, running_mean, running_var, weight, bias)
     weight, bias = of_channels(x, weight), of_channels(x, bias)
     if not use_input_stats:
         return _by_running(F.instance_norm, x, running_mean, running_var, weight, bias, eps)
@@ -220,7 +220,7 @@ def _sample_mean(stat: Tensor, x: Slab) -> Tensor:
 
 @define("reducing", F.group_norm, torch.group_norm)
 def group_norm(
-    input: Slab,
+    x: Slab,
     num_groups: int,
     weight: Vector = None,
     bias: Vector = None,
@@ -228,7 +228,7 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Slab:
     """Group norm over the whole of every sample's groups of channels."""
-    x = _check_channels(F.group_norm, input, weight, bias)
+    x = _check_channels(F.group_norm, x, weight, bias)
     channels = x.layout.shape[1]
     if num_groups < 1 or channels % num_groups:
         raise LayoutError(f"{channels} channels do not divide into {num_groups} groups")
@@ -273,7 +273,7 @@ def _norm_of_cut_groups(x: Slab, each: int, num_groups: int, ends: Ends, eps: fl
 
 @define("reducing", F.layer_norm, torch.layer_norm)
 def layer_norm(
-    input: Slab,
+    x: Slab,
     normalized_shape: Sequence[int],
     weight: Vector = None,
     bias: Vector = None,
@@ -281,7 +281,7 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Slab:
     """Layer norm over the last dims; their weights are cut as the dims are."""
-    x = check_input(F.layer_norm, input)
+    x = check_input(F.layer_norm, x)
     dims = _last_dims(F.layer_norm, x, normalized_shape, weight, bias)
     axes = x.layout.axes_of(dims)
     ends = [None if t is None else localize(t, x.layout, x.box) for t in (weight, bias)]
@@ -309,13 +309,10 @@ def _last_dims(
 
 @define("reducing", F.rms_norm, torch.rms_norm)
 def rms_norm(
-    input: Slab,
-    normalized_shape: Sequence[int],
-    weight: Vector = None,
-    eps: float | None = None,
+    x: Slab, normalized_shape: Sequence[int], weight: Vector = None, eps: float | None = None
 ) -> Slab:
-    """``input`` divided by the root of its mean square over the last dims."""
-    x = check_input(F.rms_norm, input)
+    """``x`` divided by the root of its mean square over the last dims."""
+    x = check_input(F.rms_norm, x)
     dims = _last_dims(F.rms_norm, x, normalized_shape, weight)
     axes = x.layout.axes_of(dims)
     factor: Tensor | None = localize(weight, x.layout, x.box)
@@ -330,10 +327,9 @@ def rms_norm(
 
 @define("reducing", F.local_response_norm)
 def local_response_norm(
-    input: Slab, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    x: Slab, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Slab:
     """The local norm of each piece, with the channels beside it where channels are split."""
-    x = input
     if not x.is_floating_point():
         raise unsupported(F.local_response_norm, x, "its numbers are not floating point")
     if x.ndim < 2 or not x.layout.splits[1]:

@@ -70,14 +70,9 @@ def num_reduced(x: Slab, dims: Sequence[int]) -> int:
 
 @define("reducing", torch.sum, Tensor.sum)
 def total(
-    input: Slab,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Slab, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Slab | Tensor:
     """The sum over ``dim`` of the global tensor."""
-    x = input
     dims = normalize_dims(x, dim)
     if x.layout.axes_of(dims) and (dtype or x.dtype) in SHORT:
         local = torch.sum(x.local, dims, keepdim, dtype=torch.float32)
@@ -87,14 +82,9 @@ def total(
 
 @define("reducing", torch.mean, Tensor.mean)
 def mean(
-    input: Slab,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Slab, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Slab | Tensor:
     """The mean over ``dim`` of the global tensor: each element counts once, however it is cut."""
-    x = input
     dims = normalize_dims(x, dim)
     if not x.layout.axes_of(dims):
         local = torch.mean(x.local, dims, keepdim, dtype=dtype)
@@ -110,39 +100,31 @@ def mean(
 
 @define("reducing", torch.nansum, Tensor.nansum)
 def nansum(
-    input: Slab,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Slab, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Slab | Tensor:
     """The sum over ``dim`` of what is a number in the global tensor."""
-    numbers = input.local.masked_fill(input.local.isnan(), 0)
-    return total(input.with_local(numbers), dim, keepdim, dtype=dtype)
+    numbers = x.local.masked_fill(x.local.isnan(), 0)
+    return total(x.with_local(numbers), dim, keepdim, dtype=dtype)
 
 
 @define("reducing", torch.nanmean, Tensor.nanmean)
 def nanmean(
-    input: Slab,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Slab, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Slab | Tensor:
     """The mean over ``dim`` of what is a number in the global tensor."""
-    out_dtype = dtype or input.dtype
+    out_dtype = dtype or x.dtype
     if not out_dtype.is_floating_point:
         raise TypeError(f"nanmean wants a floating point type, got {out_dtype}")
     wide = torch.float32 if out_dtype in SHORT else out_dtype
-    summed: Any = nansum(input, dim, keepdim, dtype=wide)
-    numbers = total(input.with_local(~input.local.isnan()), dim, keepdim)
+    summed: Any = nansum(x, dim, keepdim, dtype=wide)
+    numbers = total(x.with_local(~x.local.isnan()), dim, keepdim)
     return (summed / numbers).to(out_dtype)  # type: ignore[no-any-return]
 
 
 @define("reducing", torch.count_nonzero, Tensor.count_nonzero)
-def count_nonzero(input: Slab, dim: Dims = None) -> Slab | Tensor:
+def count_nonzero(x: Slab, dim: Dims = None) -> Slab | Tensor:
     """How many elements of the global tensor are not zero along ``dim``."""
-    return total(input.with_local(input.local != 0), dim)
+    return total(x.with_local(x.local != 0), dim)
 
 
 @define("reducing", Tensor.sum_to_size)
@@ -163,8 +145,7 @@ def _make_truth(name: str) -> None:
     one_decides = name == "any"  # that is true, or for ``all`` one that is false
 
     @define("reducing", function, getattr(Tensor, name))
-    def truth(input: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
-        x = input
+    def truth(x: Slab, dim: Dims = None, keepdim: bool = False) -> Slab | Tensor:
         # Unlike other reductions, these take an empty list at its word.
         dims = () if isinstance(dim, Sequence) and not dim else normalize_dims(x, dim)
         local = function(x.local) if dim is None else function(x.local, dims, keepdim)
@@ -177,14 +158,9 @@ def _make_truth(name: str) -> None:
 
 @define("reducing", torch.prod, Tensor.prod)
 def product(
-    input: Slab,
-    dim: int | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Slab, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Slab | Tensor:
     """The product over ``dim`` of the global tensor."""
-    x = input
     dims = normalize_dims(x, dim)
     axes = x.layout.axes_of(dims)
     out_dtype = dtype or x.dtype
@@ -201,23 +177,23 @@ def product(
 
 @define("reducing", torch.allclose, Tensor.allclose)
 def allclose(
-    input: Slab | Tensor,
+    x: Slab | Tensor,
     other: Slab | Tensor,
     rtol: float = 1e-5,
     atol: float = 1e-8,
     equal_nan: bool = False,
 ) -> bool:
     """Whether all elements of the global tensors are close. Collective over the mesh."""
-    close: Any = torch.isclose(input, other, rtol, atol, equal_nan)  # type: ignore[arg-type]
+    close: Any = torch.isclose(x, other, rtol, atol, equal_nan)  # type: ignore[arg-type]
     return bool(close.all())
 
 
 @define("reducing", torch.equal, Tensor.equal)
-def equal(input: Slab | Tensor, other: Slab | Tensor) -> bool:
+def equal(x: Slab | Tensor, other: Slab | Tensor) -> bool:
     """Whether the global tensors have one shape and the same elements. Collective over the mesh."""
-    if tuple(input.shape) != tuple(other.shape):
+    if tuple(x.shape) != tuple(other.shape):
         return False
-    same: Any = torch.eq(input, other)  # type: ignore[arg-type]
+    same: Any = torch.eq(x, other)  # type: ignore[arg-type]
     return bool(same.all())
 
 
@@ -231,14 +207,13 @@ def _make_moments(name: str) -> None:
 
     @define("reducing", function, *([getattr(Tensor, name)] if hasattr(Tensor, name) else []))
     def moments(
-        input: Slab,
+        x: Slab,
         dim: Dims = None,
         unbiased: bool | None = None,
         keepdim: bool = False,
         *,
         correction: float | None = None,
     ) -> Any:
-        x = input
         if isinstance(dim, bool):  # var(x, unbiased)
             dim, unbiased = None, dim
         if correction is None:

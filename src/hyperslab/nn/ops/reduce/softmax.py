@@ -13,12 +13,7 @@ from hyperslab.comm.reduce import gather_stacked, reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.nn.op import define
 from hyperslab.nn.ops.reduce.extremes import extreme_of
-from hyperslab.nn.ops.reduce.reductions import (
-    SHORT,
-    Dims,
-    normalize_dims,
-    without_dims,
-)
+from hyperslab.nn.ops.reduce.reductions import SHORT, Dims, normalize_dims, without_dims
 from hyperslab.nn.slab import Slab
 
 
@@ -61,13 +56,8 @@ def _make_softmax(name: str, combine: Callable[[_Exponentials], Tensor]) -> None
         "reducing", function, getattr(Tensor, name), getattr(F, name), getattr(torch.special, name)
     )
     def softmax(
-        input: Slab,
-        dim: int | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        _stacklevel: int = 3,
+        x: Slab, dim: int | None = None, dtype: torch.dtype | None = None, *, _stacklevel: int = 3
     ) -> Slab:
-        x = input
         [dim] = normalize_dims(x, _implied_dim(x.ndim) if dim is None else dim) or (0,)
         if not x.ndim or not x.layout.splits[dim]:
             return x.with_local(function(x.local, dim, dtype))
@@ -82,16 +72,15 @@ def _implied_dim(ndim: int) -> int:
 
 @define("reducing", F.softmin)
 def softmin(
-    input: Slab, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    x: Slab, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Slab:
     """The softmax of ``-input``."""
-    return F.softmax(-input, dim, dtype=dtype)  # type: ignore[return-value, operator]
+    return F.softmax(-x, dim, dtype=dtype)  # type: ignore[return-value, operator]
 
 
 @define("reducing", torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp)
-def logsumexp(input: Slab, dim: Dims, keepdim: bool = False) -> Slab | Tensor:
+def logsumexp(x: Slab, dim: Dims, keepdim: bool = False) -> Slab | Tensor:
     """The logarithm of the sum of exponentials along ``dim``."""
-    x = input
     if isinstance(dim, Sequence) and not dim:
         raise LayoutError("logsumexp wants at least one dim")
     dims = normalize_dims(x, dim)
@@ -113,13 +102,7 @@ def _make_cumulative(name: str, of_all: str, join: str) -> None:
     function, reduce, combine = (getattr(torch, each) for each in (name, of_all, join))
 
     @define("reducing", function, getattr(Tensor, name))
-    def cumulate(
-        input: Slab,
-        dim: int,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> Slab:
-        x = input
+    def cumulate(x: Slab, dim: int, *, dtype: torch.dtype | None = None) -> Slab:
         [dim] = normalize_dims(x, dim) or (0,)
         if not x.ndim or not (split := x.layout.splits[dim]):
             return x.with_local(function(x.local, dim, dtype=dtype))

@@ -12,13 +12,7 @@ from torch import Tensor
 from hyperslab.errors import LayoutError
 from hyperslab.layout import integers
 from hyperslab.nn.op import define, unsupported
-from hyperslab.nn.ops.reduce.reductions import (
-    Dims,
-    normalize_dims,
-    total,
-    widened,
-    without_dims,
-)
+from hyperslab.nn.ops.reduce.reductions import Dims, normalize_dims, total, widened, without_dims
 from hyperslab.nn.slab import Slab
 
 
@@ -69,7 +63,7 @@ def vector_norm(
 
 @define("reducing", torch.norm, Tensor.norm)
 def norm(
-    input: Slab,
+    x: Slab,
     p: float | str | None = "fro",
     dim: Dims = None,
     keepdim: bool = False,
@@ -77,9 +71,9 @@ def norm(
 ) -> Slab | Tensor:
     """The norm of the elements along ``dim`` of the global tensor; ``"fro"`` is that of p = 2."""
     if isinstance(p, str) and p != "fro":
-        raise unsupported(torch.norm, input, f"p={p!r} is not supported")
+        raise unsupported(torch.norm, x, f"p={p!r} is not supported")
     order = 2.0 if p is None or isinstance(p, str) else p
-    return norm_of(input, order, normalize_dims(input, dim), keepdim, dtype)
+    return norm_of(x, order, normalize_dims(x, dim), keepdim, dtype)
 
 
 @define("reducing", torch.linalg.matrix_norm)
@@ -134,14 +128,14 @@ def linalg_norm(
 
 
 @define("reducing", torch.dist, Tensor.dist)
-def dist(input: Slab | Tensor, other: Slab | Tensor, p: float = 2) -> Slab | Tensor:
+def dist(x: Slab | Tensor, other: Slab | Tensor, p: float = 2) -> Slab | Tensor:
     """The norm of the difference."""
-    apart: Any = input - other  # type: ignore[operator]
+    apart: Any = x - other  # type: ignore[operator]
     return norm_of(apart, p, normalize_dims(apart, None), False)
 
 
 @define("reducing", F.normalize)
-def normalize(input: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Slab:
-    """``input`` divided by its norms along ``dim``, which are at least ``eps``."""
-    x: Any = input
-    return x / norm(x, p, dim, True).clamp_min(eps)  # type: ignore[no-any-return]
+def normalize(x: Slab, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Slab:
+    """``x`` divided by its norms along ``dim``, which are at least ``eps``."""
+    norms: Any = norm(x, p, dim, True)
+    return x / norms.clamp_min(eps)  # type: ignore[no-any-return]

@@ -22,9 +22,8 @@ from hyperslab.nn.view_copy import as_readable, recut_view
 
 
 @define("shape", torch.flip, Tensor.flip)
-def flip(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
-    """``input`` backwards along ``dims``: each rank fetches the mirror image of its box."""
-    x = input
+def flip(x: Slab, *dims: Any, **kwargs: Any) -> Slab:
+    """``x`` backwards along ``dims``: each rank fetches the mirror image of its box."""
     mirrored = check_dims(unpacked(dims or (kwargs["dims"],)), x.ndim)
     reads = tuple(
         Strided(range(x.layout.shape[dim])[::-1]) if split and dim in mirrored else None
@@ -36,21 +35,20 @@ def flip(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
 
 
 @define("shape", torch.fliplr, Tensor.fliplr)
-def fliplr(input: Slab) -> Slab:
-    """``input`` backwards along dim 1."""
-    return flip(input, 1)
+def fliplr(x: Slab) -> Slab:
+    """``x`` backwards along dim 1."""
+    return flip(x, 1)
 
 
 @define("shape", torch.flipud, Tensor.flipud)
-def flipud(input: Slab) -> Slab:
-    """``input`` backwards along dim 0."""
-    return flip(input, 0)
+def flipud(x: Slab) -> Slab:
+    """``x`` backwards along dim 0."""
+    return flip(x, 0)
 
 
 @define("shape", torch.rot90, Tensor.rot90)
-def rot90(input: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
-    """``input`` turned ``k`` times from the first to the second of two dims."""
-    x = input
+def rot90(x: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
+    """``x`` turned ``k`` times from the first to the second of two dims."""
     if x.ndim < 2:
         raise RuntimeError(f"rot90 turns in a plane, and the tensor has shape {tuple(x.shape)}")
     if len(plane := check_dims(dims, x.ndim)) != 2:
@@ -64,9 +62,8 @@ def rot90(input: Slab, k: int = 1, dims: Sequence[int] = (0, 1)) -> Slab:
 
 
 @define("shape", torch.roll, Tensor.roll)
-def roll(input: Slab, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Slab:
-    """``input`` moved by ``shifts`` along ``dims``; what leaves at one end enters at the other."""
-    x = input
+def roll(x: Slab, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Slab:
+    """``x`` moved by ``shifts`` along ``dims``; what leaves at one end enters at the other."""
     if dims is None or not integers(dims):
         if x.ndim != 1:
             raise unsupported(torch.roll, x, "without dims= it moves elements across all dims")
@@ -92,12 +89,12 @@ def _roll_along(x: Slab, shift: int, dim: int) -> Slab:
 
 
 @define("shape", Tensor.repeat)
-def repeat(input: Slab, *repeats: Any, **kwargs: Any) -> Slab:
-    """``input`` so many times along each dim, one after the other; new dims come first."""
+def repeat(x: Slab, *repeats: Any, **kwargs: Any) -> Slab:
+    """``x`` so many times along each dim, one after the other; new dims come first."""
     times = integers(unpacked(repeats or tuple(kwargs.values())))
-    if len(times) < input.ndim or min(times, default=0) < 0:
-        raise LayoutError(f"cannot repeat a tensor of shape {tuple(input.shape)} {times} times")
-    x = _with_leading_dims(input, len(times))
+    if len(times) < x.ndim or min(times, default=0) < 0:
+        raise LayoutError(f"cannot repeat a tensor of shape {tuple(x.shape)} {times} times")
+    x = _with_leading_dims(x, len(times))
     whole = [1 if split else num for split, num in zip(x.layout.splits, times, strict=True)]
     for dim in x.layout.split_dims:
         x = _repeat_split_dim(x, dim, times[dim])
@@ -125,22 +122,22 @@ def _repeat_split_dim(x: Slab, dim: int, num: int) -> Slab:
 
 
 @define("shape", torch.tile, Tensor.tile)
-def tile(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
+def tile(x: Slab, *dims: Any, **kwargs: Any) -> Slab:
     """``repeat`` along the last dims."""
     times = integers(unpacked(dims or tuple(kwargs.values())))
-    return repeat(input, *(1,) * (input.ndim - len(times)), *times)
+    return repeat(x, *(1,) * (x.ndim - len(times)), *times)
 
 
 @define("shape", torch.repeat_interleave, Tensor.repeat_interleave)
 def repeat_interleave(
-    input: Slab | Tensor,
+    x: Slab | Tensor,
     repeats: int | Slab | Tensor | None = None,
     dim: int | None = None,
     *,
     output_size: int | None = None,
 ) -> Slab:
     """Each index along ``dim`` so many times in a row, all alike or each by its own number."""
-    x = check_operands(torch.repeat_interleave, input, repeats)  # type: ignore[arg-type]
+    x = check_operands(torch.repeat_interleave, x, repeats)  # type: ignore[arg-type]
     if repeats is None or (dim is None and x.ndim != 1):
         raise unsupported(torch.repeat_interleave, x, "it goes across all dims")
     dim = check_dim(dim or 0, x.ndim)
@@ -161,20 +158,20 @@ def repeat_interleave(
 
 
 @define("shape", Tensor.expand)
-def expand(input: Slab, *sizes: Any, implicit: bool = False, **kwargs: Any) -> Slab:
-    """A view of ``input`` with dims of extent 1 as long as asked for; new dims come first."""
+def expand(x: Slab, *sizes: Any, implicit: bool = False, **kwargs: Any) -> Slab:
+    """A view of ``x`` with dims of extent 1 as long as asked for; new dims come first."""
     shape = integers(unpacked(sizes or tuple(kwargs.values())))
-    new = len(shape) - input.ndim
-    extents = (*(1,) * new, *input.layout.shape)
+    new = len(shape) - x.ndim
+    extents = (*(1,) * new, *x.layout.shape)
     fits = new >= 0 and all(
         n in (m, -1 if dim >= new else m) or (m == 1 and n >= 0)
         for dim, (n, m) in enumerate(zip(shape, extents, strict=True))
     )
     if not fits:
-        raise LayoutError(f"cannot expand a tensor of shape {tuple(input.shape)} to {shape}")
+        raise LayoutError(f"cannot expand a tensor of shape {tuple(x.shape)} to {shape}")
     grown = [dim for dim, n in enumerate(shape) if n not in (extents[dim], -1)]
-    whole = input.layout.whole_along([dim - new for dim in grown])
-    x = _with_leading_dims(recut_view(input, whole), len(shape))
+    whole = x.layout.whole_along([dim - new for dim in grown])
+    x = _with_leading_dims(recut_view(x, whole), len(shape))
     layout = x.layout
     for dim in grown:
         layout = layout.with_dim(dim, shape[dim])
@@ -188,9 +185,9 @@ make_like_other("expand_as", expand)
 
 
 @define("shape", torch.broadcast_to, Tensor.broadcast_to)
-def broadcast_to(input: Slab, size: Sequence[int]) -> Slab:
+def broadcast_to(x: Slab, size: Sequence[int]) -> Slab:
     """``expand`` by another name."""
-    return expand(input, size)
+    return expand(x, size)
 
 
 @define("shape", torch.broadcast_tensors)

@@ -36,9 +36,8 @@ def unpacked(args: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 @define("shape", torch.permute, Tensor.permute)
-def permute(input: Slab, *dims: Any, **kwargs: Any) -> Slab:
-    """``input`` with its dims, and their splits, in another order."""
-    x = input
+def permute(x: Slab, *dims: Any, **kwargs: Any) -> Slab:
+    """``x`` with its dims, and their splits, in another order."""
     order = check_dims(unpacked(dims or (kwargs["dims"],)), x.ndim)
     if len(order) != x.ndim:
         raise LayoutError(f"dims {order} are not those of a tensor of {x.ndim} dims")
@@ -53,43 +52,43 @@ def _permuted(layout: Layout, order: tuple[int, ...]) -> Layout:
 
 
 @define("shape", torch.transpose, Tensor.transpose, torch.swapdims, Tensor.swapdims)
-def transpose(input: Slab, dim0: int, dim1: int) -> Slab:
-    """``input`` with two dims exchanged."""
-    order = list(range(input.ndim))
-    first, second = check_dim(dim0, input.ndim), check_dim(dim1, input.ndim)
+def transpose(x: Slab, dim0: int, dim1: int) -> Slab:
+    """``x`` with two dims exchanged."""
+    order = list(range(x.ndim))
+    first, second = check_dim(dim0, x.ndim), check_dim(dim1, x.ndim)
     order[first], order[second] = second, first
-    return permute(input, order)
+    return permute(x, order)
 
 
 @define("shape", torch.swapaxes, Tensor.swapaxes)
-def swapaxes(input: Slab, axis0: int, axis1: int) -> Slab:
+def swapaxes(x: Slab, axis0: int, axis1: int) -> Slab:
     """``transpose`` by another name."""
-    return transpose(input, axis0, axis1)
+    return transpose(x, axis0, axis1)
 
 
 @define("shape", torch.movedim, Tensor.movedim, torch.moveaxis, Tensor.moveaxis)
-def movedim(input: Slab, source: int | Sequence[int], destination: int | Sequence[int]) -> Slab:
-    """``input`` with the dims ``source`` at the places ``destination``, the others in order."""
-    sources, places = check_dims(source, input.ndim), check_dims(destination, input.ndim)
+def movedim(x: Slab, source: int | Sequence[int], destination: int | Sequence[int]) -> Slab:
+    """``x`` with the dims ``source`` at the places ``destination``, the others in order."""
+    sources, places = check_dims(source, x.ndim), check_dims(destination, x.ndim)
     if len(sources) != len(places):
         raise LayoutError(f"{len(sources)} dims cannot move to {len(places)} places")
-    others = iter([dim for dim in range(input.ndim) if dim not in sources])
+    others = iter([dim for dim in range(x.ndim) if dim not in sources])
     moved = dict(zip(places, sources, strict=True))
-    return permute(input, [moved[at] if at in moved else next(others) for at in range(input.ndim)])
+    return permute(x, [moved[at] if at in moved else next(others) for at in range(x.ndim)])
 
 
 @define("shape", torch.t, Tensor.t)
-def t(input: Slab) -> Slab:
+def t(x: Slab) -> Slab:
     """The transpose of a matrix; fewer dims stay as they are."""
-    if input.ndim > 2:
-        raise LayoutError(f"t takes at most 2 dims, got {tuple(input.shape)}")
-    return permute(input, range(input.ndim)[::-1])
+    if x.ndim > 2:
+        raise LayoutError(f"t takes at most 2 dims, got {tuple(x.shape)}")
+    return permute(x, range(x.ndim)[::-1])
 
 
 @define("shape", torch.adjoint, Tensor.adjoint, getter("mH"))
-def adjoint(input: Slab) -> Any:
+def adjoint(x: Slab) -> Any:
     """The matrices in the last two dims, transposed and conjugated."""
-    return mt(input).conj()
+    return mt(x).conj()
 
 
 @define("shape", getter("mT"))
@@ -115,9 +114,8 @@ def matrix_adjoint(x: Slab) -> Any:
 
 
 @define("shape", torch.unsqueeze, Tensor.unsqueeze)
-def unsqueeze(input: Slab, dim: int) -> Slab:
-    """``input`` with a dim of extent 1 before ``dim``."""
-    x = input
+def unsqueeze(x: Slab, dim: int) -> Slab:
+    """``x`` with a dim of extent 1 before ``dim``."""
     at = check_dim(dim, x.ndim + 1)
     return x.viewed(x.local.unsqueeze(at), _with_new_dim(x.layout, at))
 
@@ -129,30 +127,28 @@ def _with_new_dim(layout: Layout, at: int) -> Layout:
 
 
 @define("shape", torch.detach, Tensor.detach)
-def detach(input: Slab) -> Slab:
-    """``input`` without its past, which shares its memory."""
-    return input.detached(input.local.detach())
+def detach(x: Slab) -> Slab:
+    """``x`` without its past, which shares its memory."""
+    return x.detached(x.local.detach())
 
 
 @define("shape", torch.detach_, Tensor.detach_)
-def detach_(input: Slab) -> Slab:
-    """``input`` itself, cut off from its past."""
-    input.local.detach_()
-    return input
+def detach_(x: Slab) -> Slab:
+    """``x`` itself, cut off from its past."""
+    x.local.detach_()
+    return x
 
 
 @define("shape", torch.view_as_real)
-def view_as_real(input: Slab) -> Slab:
+def view_as_real(x: Slab) -> Slab:
     """The real and imaginary parts of complex numbers along a new last dim."""
-    x = input
     layout = Layout((*x.layout.shape, 2), (*x.layout.splits, None))
     return x.viewed(torch.view_as_real(x.local), layout)
 
 
 @define("shape", torch.view_as_complex)
-def view_as_complex(input: Slab) -> Slab | Tensor:
+def view_as_complex(x: Slab) -> Slab | Tensor:
     """Complex numbers whose parts lie along the last dim, which is whole on every rank."""
-    x = input
     if not x.ndim or x.layout.splits[-1]:
         raise unsupported(torch.view_as_complex, x, "its last dim is split")
     layout = Layout(x.layout.shape[:-1], x.layout.splits[:-1])
@@ -164,8 +160,8 @@ def _make_part_of_complex(name: str) -> None:
     function = getattr(torch, name)
 
     @define("shape", function, getter(name))
-    def part(input: Slab) -> Slab:
-        return input.viewed(function(input.local), input.layout)
+    def part(x: Slab) -> Slab:
+        return x.viewed(function(x.local), x.layout)
 
 
 _make_part_of_complex("real")

@@ -11,20 +11,11 @@ from torch import Tensor
 
 from hyperslab.comm.fetch import fetch
 from hyperslab.errors import LayoutError
-from hyperslab.layout import (
-    Box,
-    Exchange,
-    Grid,
-    Layout,
-    Span,
-    Split,
-    cut_evenly,
-    plan_exchange,
-)
+from hyperslab.layout import Box, Exchange, Grid, Layout, Span, Split, cut_evenly, plan_exchange
 from hyperslab.nn.op import define
 from hyperslab.nn.ops.shape.dims import check_dim
 from hyperslab.nn.placement import recut
-from hyperslab.nn.slab import Slab, check_one_grid
+from hyperslab.nn.slab import Slab, check_one_grid, everywhere
 
 Tensors = Sequence[Slab | Tensor]
 
@@ -47,14 +38,10 @@ def cat(tensors: Tensors, dim: int = 0) -> Slab:
         if not same:
             shapes = [tuple(t.shape) for t in tensors]
             raise LayoutError(f"cat along dim {dim} of tensors that differ elsewhere: {shapes}")
-    slabs = [t if isinstance(t, Slab) else _whole(t, first) for t in parts]
+    slabs = [everywhere(t, first) for t in parts]
     extent, split = sum(slab.shape[dim] for slab in slabs), first.layout.splits[dim]
     cuts = split and Split(split.axis, cut_evenly(extent, split.cuts.num))
     return join(slabs, dim, first.layout.with_dim(dim, extent, cuts))
-
-
-def _whole(t: Tensor, like: Slab) -> Slab:
-    return like.with_local(t, Layout.unsplit(t.shape))
 
 
 def join(slabs: Sequence[Slab], dim: int, target: Layout) -> Slab:

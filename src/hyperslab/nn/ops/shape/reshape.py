@@ -18,9 +18,8 @@ from hyperslab.nn.view_copy import ViewCopy, as_copy, plain_if_number, recut_vie
 
 
 @define("shape", Tensor.view)
-def view(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
-    """``input`` in another global shape; see ``plan_reshape`` for what stays split."""
-    x = input
+def view(x: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
+    """``x`` in another global shape; see ``plan_reshape`` for what stays split."""
     sizes = unpacked(shape or tuple(kwargs.values()))
     if any(isinstance(size, torch.dtype) for size in sizes):
         raise unsupported(Tensor.view, x, "a view as another dtype is not supported")
@@ -33,12 +32,12 @@ def view(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
 
 
 @define("shape", Tensor.reshape, torch.reshape)
-def reshape(input: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
-    """``input`` in another global shape: a view of it where that of the whole tensor is one."""
-    out = view(input, *shape, **kwargs)
+def reshape(x: Slab, *shape: Any, **kwargs: Any) -> Slab | Tensor:
+    """``x`` in another global shape: a view of it where that of the whole tensor is one."""
+    out = view(x, *shape, **kwargs)
     if isinstance(out, ViewCopy) or not isinstance(out, Slab):
         return out
-    return _settled(input, out) if merges_dims(input.layout.shape, out.layout.shape) else out
+    return _settled(x, out) if merges_dims(x.layout.shape, out.layout.shape) else out
 
 
 def _settled(x: Slab, out: Slab) -> Slab:
@@ -59,9 +58,8 @@ def _settled(x: Slab, out: Slab) -> Slab:
 
 
 @define("shape", Tensor.contiguous)
-def contiguous(input: Slab, memory_format: torch.memory_format = torch.contiguous_format) -> Slab:
-    """``input`` in the given order in memory: itself where the whole tensor would be."""
-    x = input
+def contiguous(x: Slab, memory_format: torch.memory_format = torch.contiguous_format) -> Slab:
+    """``x`` in the given order in memory: itself where the whole tensor would be."""
     local = x.local.contiguous(memory_format=memory_format)
     if x.is_part:
         return as_copy(x, x.with_local(local))
@@ -85,9 +83,8 @@ def _lies_in_order(x: Slab, memory_format: torch.memory_format) -> bool:
 
 
 @define("shape", torch.flatten, Tensor.flatten)
-def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
-    """``input`` with the dims from ``start_dim`` to ``end_dim`` merged."""
-    x = input
+def flatten(x: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor:
+    """``x`` with the dims from ``start_dim`` to ``end_dim`` merged."""
     if not x.ndim:
         return reshape(x, 1)
     first, last = check_dim(start_dim, x.ndim), check_dim(end_dim, x.ndim)
@@ -101,24 +98,23 @@ def flatten(input: Slab, start_dim: int = 0, end_dim: int = -1) -> Slab | Tensor
 
 
 @define("shape", torch.ravel, Tensor.ravel)
-def ravel(input: Slab) -> Slab | Tensor:
+def ravel(x: Slab) -> Slab | Tensor:
     """All elements along one dim."""
-    return reshape(input, -1 if input.numel() else 0)
+    return reshape(x, -1 if x.numel() else 0)
 
 
 @define("shape", torch.unflatten, Tensor.unflatten)
-def unflatten(input: Slab, dim: int, sizes: Sequence[int]) -> Slab | Tensor:
-    """``input`` with several dims of ``sizes`` in place of ``dim``."""
-    x, at = input, check_dim(dim, input.ndim)
+def unflatten(x: Slab, dim: int, sizes: Sequence[int]) -> Slab | Tensor:
+    """``x`` with several dims of ``sizes`` in place of ``dim``."""
+    at = check_dim(dim, x.ndim)
     shape = x.layout.shape
     inner = infer_shape(integers(sizes), shape[at])
     return view(x, *shape[:at], *inner, *shape[at + 1 :])
 
 
 @define("shape", torch.squeeze, Tensor.squeeze)
-def squeeze(input: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
-    """``input`` without its dims of extent 1, or those of them in ``dim``."""
-    x = input
+def squeeze(x: Slab, dim: int | Sequence[int] | None = None) -> Slab | Tensor:
+    """``x`` without its dims of extent 1, or those of them in ``dim``."""
     dims = range(x.ndim) if dim is None else integers(dim)
     gone = {check_dim(d, x.ndim) for d in dims} if x.ndim else set()
     return view(x, [n for d, n in enumerate(x.layout.shape) if d not in gone or n != 1])
@@ -128,10 +124,10 @@ def make_like_other(name: str, rule: Callable[..., Slab | Tensor]) -> None:
     """Makes ``rule`` that of ``Tensor.<name>``, which takes its shape from another tensor."""
 
     @define("shape", getattr(Tensor, name))
-    def like_other(input: Slab | Tensor, other: Slab | Tensor) -> Slab | Tensor:
-        if isinstance(input, Slab):
-            return rule(input, tuple(other.shape))
-        plain: Tensor = getattr(input, name.removesuffix("_as"))(tuple(other.shape))
+    def like_other(x: Slab | Tensor, other: Slab | Tensor) -> Slab | Tensor:
+        if isinstance(x, Slab):
+            return rule(x, tuple(other.shape))
+        plain: Tensor = getattr(x, name.removesuffix("_as"))(tuple(other.shape))
         return plain
 
 

@@ -95,8 +95,7 @@ def chosen_layout(layout: Layout, tensors: Tensors) -> Layout:
     kept = [dim for dim in range(len(layout.shape)) if dim not in tensors]
     extents, splits = [layout.shape[dim] for dim in kept], [layout.splits[dim] for dim in kept]
     return Layout(
-        (*extents[:at], *shape, *extents[at:]),
-        (*splits[:at], *[None] * len(shape), *splits[at:]),
+        (*extents[:at], *shape, *extents[at:]), (*splits[:at], *[None] * len(shape), *splits[at:])
     )
 
 
@@ -135,14 +134,14 @@ def take_along(x: Slab, dim: int, pick: int | range) -> Slab:
 
 
 @define("shape", torch.narrow, Tensor.narrow)
-def narrow(input: Slab | Tensor, dim: int, start: int | Slab | Tensor, length: int) -> Slab:
+def narrow(x: Slab | Tensor, dim: int, start: int | Slab | Tensor, length: int) -> Slab:
     """``length`` indices along ``dim`` from ``start`` on, which may count from the end."""
     if isinstance(start, Slab | Tensor):
-        check_operands(torch.narrow, input, start)
+        check_operands(torch.narrow, x, start)
         if start.ndim or start.dtype.is_floating_point or start.dtype == torch.bool:
             raise LayoutError(f"start must be one integer, got {start}")
-    assert isinstance(input, Slab)
-    x, dim = input, check_dim(dim, input.ndim)
+    assert isinstance(x, Slab)
+    dim = check_dim(dim, x.ndim)
     extent, first = x.layout.shape[dim], int(start)
     if not -extent <= first <= extent:
         raise IndexError(f"start {first} is out of range for dim {dim} of extent {extent}")
@@ -155,20 +154,20 @@ def narrow(input: Slab | Tensor, dim: int, start: int | Slab | Tensor, length: i
 
 
 @define("shape", torch.select, Tensor.select)
-def select(input: Slab, dim: int, index: int) -> Slab | Tensor:
+def select(x: Slab, dim: int, index: int) -> Slab | Tensor:
     """The one ``index`` along ``dim``, which is dropped."""
-    dim = check_dim(dim, input.ndim)
-    extent, at = input.layout.shape[dim], as_entry(input, index)
+    dim = check_dim(dim, x.ndim)
+    extent, at = x.layout.shape[dim], as_entry(x, index)
     if not -extent <= at < extent:
         raise IndexError(f"index {at} is out of range for dim {dim} of extent {extent}")
-    return plain_if_number(take_along(input, dim, at % extent))
+    return plain_if_number(take_along(x, dim, at % extent))
 
 
 @define("shape", torch.unbind, Tensor.unbind)
-def unbind(input: Slab, dim: int = 0) -> tuple[Slab | Tensor, ...]:
+def unbind(x: Slab, dim: int = 0) -> tuple[Slab | Tensor, ...]:
     """Every index along ``dim`` by itself; a split dim becomes whole on every rank for it."""
-    dim = check_dim(dim, input.ndim)
-    x = recut_view(input, input.layout.whole_along([dim]))
+    dim = check_dim(dim, x.ndim)
+    x = recut_view(x, x.layout.whole_along([dim]))
     parts = [take_along(x, dim, index) for index in range(x.layout.shape[dim])]
     return tuple(map(plain_if_number, parts))
 
@@ -205,15 +204,15 @@ def split_method(self: Slab, split_size: int | Sequence[int], dim: int = 0) -> t
 
 
 @define("shape", torch.split_with_sizes, Tensor.split_with_sizes)
-def split_with_sizes(input: Slab, split_sizes: Sequence[int], dim: int = 0) -> tuple[Slab, ...]:
+def split_with_sizes(x: Slab, split_sizes: Sequence[int], dim: int = 0) -> tuple[Slab, ...]:
     """``split`` into parts of the sizes given."""
-    return split(input, split_sizes, dim)
+    return split(x, split_sizes, dim)
 
 
 @define("shape", torch.chunk, Tensor.chunk, torch.unsafe_chunk, Tensor.unsafe_chunk)
-def chunk(input: Slab, chunks: int, dim: int = 0) -> tuple[Slab, ...]:
+def chunk(x: Slab, chunks: int, dim: int = 0) -> tuple[Slab, ...]:
     """At most ``chunks`` parts of one size along ``dim``, the last one smaller if need be."""
-    x, dim = input, check_dim(dim, input.ndim)
+    dim = check_dim(dim, x.ndim)
     if chunks < 1:
         raise LayoutError(f"chunks must be at least 1, got {chunks}")
     extent = x.layout.shape[dim]
@@ -222,13 +221,13 @@ def chunk(input: Slab, chunks: int, dim: int = 0) -> tuple[Slab, ...]:
 
 @define("shape", torch.tensor_split, Tensor.tensor_split)
 def tensor_split(
-    input: Slab | Tensor, *given: Any, dim: int | None = None, **names: Any
+    x: Slab | Tensor, *given: Any, dim: int | None = None, **names: Any
 ) -> tuple[Slab, ...]:
     """As many parts along a dim as asked for, of nearly one size, or those between indices."""
     if dim is None:
         dim = given[1] if len(given) > 1 else 0
     (where,) = given[:1] or names.values()
-    x = check_operands(torch.tensor_split, input, where)
+    x = check_operands(torch.tensor_split, x, where)
     dim = check_dim(dim, x.ndim)
     if isinstance(where, Tensor):
         where = where.tolist()
@@ -244,9 +243,9 @@ def _make_axis_split(name: str, least_dims: int, dim: int) -> None:
     function = getattr(torch, name)
 
     @define("shape", function, getattr(Tensor, name))
-    def axis_split(input: Slab, *given: Any, **names: Any) -> tuple[Slab, ...]:
+    def axis_split(x: Slab, *given: Any, **names: Any) -> tuple[Slab, ...]:
         """``tensor_split`` along the dim that the function's name tells."""
-        x, at = input, min(dim, input.ndim - 1)
+        at = min(dim, x.ndim - 1)
         (where,) = given or names.values()
         if x.ndim < least_dims:
             raise LayoutError(f"{name} takes at least {least_dims} dims, got {tuple(x.shape)}")
@@ -260,9 +259,9 @@ for _name, _least_dims, _dim in (("hsplit", 1, 1), ("vsplit", 2, 0), ("dsplit", 
 
 
 @define("shape", torch.index_select, Tensor.index_select)
-def index_select(input: Slab | Tensor, dim: int, index: Slab | Tensor) -> Slab:
-    """``input`` at the indices of a list along ``dim``."""
-    x = check_operands(torch.index_select, input, index)
+def index_select(x: Slab | Tensor, dim: int, index: Slab | Tensor) -> Slab:
+    """``x`` at the indices of a list along ``dim``."""
+    x = check_operands(torch.index_select, x, index)
     assert isinstance(index, Tensor)
     dim = check_dim(dim, x.ndim)
     if index.ndim > 1 or index.dtype not in (torch.int32, torch.int64):
@@ -275,9 +274,8 @@ def index_select(input: Slab | Tensor, dim: int, index: Slab | Tensor) -> Slab:
 
 
 @define("shape", torch.diagonal, Tensor.diagonal)
-def diagonal(input: Slab, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Slab:
+def diagonal(x: Slab, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Slab:
     """The diagonals of two dims, which are whole on every rank, as a new last dim."""
-    x = input
     dims = check_dim(dim1, x.ndim), check_dim(dim2, x.ndim)
     if any(x.layout.splits[dim] for dim in dims):
         raise unsupported(torch.diagonal, x, "a dim of the diagonal is split")

@@ -25,12 +25,12 @@ def _check(function: Callable[..., Any], x: Slab) -> None:
 
 
 @define("shape", torch.pixel_shuffle, F.pixel_shuffle)
-def pixel_shuffle(input: Slab, upscale_factor: int) -> Slab:
+def pixel_shuffle(x: Slab, upscale_factor: int) -> Slab:
     """Each pixel's channels as a square of pixels, so that pieces grow and stay where they are.
 
     Split channels move first, so that all of a square are on one rank.
     """
-    x, factor = input, upscale_factor
+    factor = upscale_factor
     _check(torch.pixel_shuffle, x)
     if factor < 1 or x.shape[-3] % factor**2:
         raise LayoutError(
@@ -48,9 +48,9 @@ def pixel_shuffle(input: Slab, upscale_factor: int) -> Slab:
 
 
 @define("shape", torch.pixel_unshuffle, F.pixel_unshuffle)
-def pixel_unshuffle(input: Slab, downscale_factor: int) -> Slab:
+def pixel_unshuffle(x: Slab, downscale_factor: int) -> Slab:
     """Each square of pixels as the channels of one; squares that are cut move to one rank."""
-    x, factor = input, downscale_factor
+    factor = downscale_factor
     _check(torch.pixel_unshuffle, x)
     if factor < 1 or any(n % factor for n in x.shape[-2:]):
         raise LayoutError(
@@ -77,14 +77,14 @@ def _moved(
 
 def _make_channel_shuffle(function: Callable[..., Any]) -> None:
     @define("shape", function)
-    def channel_shuffle(input: Slab, groups: int) -> Slab:
+    def channel_shuffle(x: Slab, groups: int) -> Slab:
         """The channels in another order."""
-        _check(function, input)
-        channels = input.shape[1]
-        if not input.layout.splits[1] or groups < 1 or channels % groups:
-            return input.with_local(function(input.local, groups))
-        order = torch.arange(channels, device=input.device).view(groups, -1).t().flatten()
-        return input.index_select(1, order)  # type: ignore[no-any-return]
+        _check(function, x)
+        channels = x.shape[1]
+        if not x.layout.splits[1] or groups < 1 or channels % groups:
+            return x.with_local(function(x.local, groups))
+        order = torch.arange(channels, device=x.device).view(groups, -1).t().flatten()
+        return x.index_select(1, order)  # type: ignore[no-any-return]
 
 
 for _function in {torch.channel_shuffle, F.channel_shuffle, torch.native_channel_shuffle}:

@@ -16,13 +16,11 @@ from hyperslab.nn.slab import Slab
 
 
 @define("shape", torch.bincount, Tensor.bincount)
-def bincount(
-    input: Slab | Tensor, weights: Slab | Tensor | None = None, minlength: int = 0
-) -> Tensor:
+def bincount(x: Slab | Tensor, weights: Slab | Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each number occurs, or the sum of the ``weights`` where it does."""
-    if input.ndim != 1 or (weights is not None and weights.shape != input.shape):
+    if x.ndim != 1 or (weights is not None and weights.shape != x.shape):
         raise RuntimeError("bincount takes numbers in one dim, and as many weights")
-    (numbers, shares), like = align([input, weights])
+    (numbers, shares), like = align([x, weights])
     x, dtype = like.with_local(numbers), torch.int64  # as torch counts where there is nothing
     if shares is not None and x.numel():
         dtype = torch.float32 if shares.dtype == torch.float32 else torch.float64
@@ -36,7 +34,7 @@ def bincount(
 
 @define("shape", torch.unique, Tensor.unique)
 def unique(
-    input: Slab,
+    x: Slab,
     sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -44,9 +42,9 @@ def unique(
 ) -> Any:
     """The values in ascending order, where each element is among them, and how often each occurs.
 
-    Collective over the axes that split ``input``. Not differentiable.
+    Collective over the axes that split ``x``. Not differentiable.
     """
-    x, piece = input, input.local.detach()
+    piece = x.local.detach()
     if dim is not None:
         raise unsupported(torch.unique, x, "it compares slices along a dim")
     values = torch.unique(_all_values(torch.unique(piece), x))

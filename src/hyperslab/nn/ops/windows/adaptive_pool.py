@@ -131,9 +131,9 @@ def _make_adaptive_avg_pool(num_dims: int) -> None:
 
     @define("windowed", *functions, windows=partial(_windows, num_dims))
     @without_samples(num_dims)
-    def adaptive_avg_pool(input: Slab, output_size: OutputSize) -> Slab:
+    def adaptive_avg_pool(x: Slab, output_size: OutputSize) -> Slab:
         """Where the output's size is 1 this is a mean over the ranks; elsewhere windows move."""
-        x = check_batch(function, input, num_dims)
+        x = check_batch(function, x, num_dims)
         sizes = _sizes(function, x, output_size)
         dtype = result_dtype(lambda t: function(t, 1), x)
         split = [dim for dim in x.layout.split_dims if dim > 1]
@@ -163,10 +163,10 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
     @define("windowed", function, windows=windows)
     @without_samples(num_dims)
     def adaptive_max_pool(
-        input: Slab, output_size: OutputSize, return_indices: bool = False
+        x: Slab, output_size: OutputSize, return_indices: bool = False
     ) -> Slab | tuple[Slab, Slab]:
         """Where the output's size is 1 ranks compare their largest; elsewhere windows move."""
-        x = check_batch(function, input, num_dims)
+        x = check_batch(function, x, num_dims)
         sizes = _sizes(function, x, output_size)
         split = [dim for dim in x.layout.split_dims if dim > 1]
         ones = [dim for dim in split if sizes[dim - 2] == 1]
@@ -177,10 +177,10 @@ def _make_adaptive_max_pool(num_dims: int) -> None:
 
     @define("windowed", with_indices, *both, windows=windows)
     def adaptive_max_pool_with_indices(
-        input: Slab, output_size: OutputSize, return_indices: bool = True
+        x: Slab, output_size: OutputSize, return_indices: bool = True
     ) -> Slab | tuple[Slab, Slab]:
         """``adaptive_max_pool`` and, whatever ``return_indices`` says, the indices."""
-        return adaptive_max_pool(input, output_size, True)
+        return adaptive_max_pool(x, output_size, True)
 
 
 def _local_max(

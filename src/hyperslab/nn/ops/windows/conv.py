@@ -155,12 +155,7 @@ def _is_one_call(
 
 
 def run_conv(
-    call: Call,
-    x: Slab,
-    weight: Tensor,
-    bias: Tensor | None,
-    plan: ConvPlan,
-    settings: Settings,
+    call: Call, x: Slab, weight: Tensor, bias: Tensor | None, plan: ConvPlan, settings: Settings
 ) -> Tensor:
     """The rank's outputs, of operands that are cast."""
     local = F.pad(x.local, plan.end_pads) if plan.end_pads else x.local

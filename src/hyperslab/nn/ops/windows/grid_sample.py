@@ -9,22 +9,22 @@ from hyperslab.dist_ops.empty_output import empty_output
 from hyperslab.layout import Layout
 from hyperslab.nn.op import define, unsupported
 from hyperslab.nn.placement import recut, whole_along
-from hyperslab.nn.slab import Slab, check_one_grid
+from hyperslab.nn.slab import Slab, check_one_grid, everywhere
 from hyperslab.torch_private import is_all_true, is_any_true
 
 
 @define("windowed", F.grid_sample)
 def grid_sample(
-    input: Slab | Tensor,
+    x: Slab | Tensor,
     grid: Slab | Tensor,
     mode: str = "bilinear",
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Slab:
-    """``input`` at the points of ``grid``; samples, channels and points may be split."""
-    slabs = [t for t in (input, grid) if isinstance(t, Slab)]
+    """``x`` at the points of ``grid``; samples, channels and points may be split."""
+    slabs = [t for t in (x, grid) if isinstance(t, Slab)]
     check_one_grid(slab.mesh.grid for slab in slabs)
-    images, points = (_as_slab(t, slabs[0]) for t in (input, grid))
+    images, points = (everywhere(t, slabs[0]) for t in (x, grid))
     if any(images.layout.splits[2:]):
         raise unsupported(F.grid_sample, images, "a point may lie on another rank")
     if images.ndim != points.ndim or images.shape[0] != points.shape[0]:
@@ -49,10 +49,6 @@ def grid_sample(
         return images.with_local(empty_output(shape, images.local, points.local), layout)
     local = F.grid_sample(images.local, points.local, mode, padding_mode, align_corners)
     return images.with_local(local, layout)
-
-
-def _as_slab(t: Slab | Tensor, like: Slab) -> Slab:
-    return t if isinstance(t, Slab) else like.with_local(t, Layout.unsplit(t.shape))
 
 
 @define("windowed", is_all_true)

@@ -44,14 +44,7 @@ _NEIGHBOURS = {
 """How many inputs an output reads before and after the one that it lies at."""
 
 
-_OPTIONS = (
-    "size",
-    "scale_factor",
-    "mode",
-    "align_corners",
-    "recompute_scale_factor",
-    "antialias",
-)
+_OPTIONS = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 
 
 def _windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Reads, ...]:
@@ -68,7 +61,7 @@ def _windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Reads, ...]:
 
 @define("windowed", F.interpolate, windows=_windows)
 def interpolate(
-    input: Slab,
+    x: Slab,
     size: int | Sequence[int] | None = None,
     scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
@@ -76,8 +69,8 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Slab:
-    """``input`` at another size, of the inputs that torch reads and with the weights it gives."""
-    x, num_dims = input, input.ndim - 2
+    """``x`` at another size, of the inputs that torch reads and with the weights it gives."""
+    num_dims = x.ndim - 2
     options = (mode, align_corners, recompute_scale_factor, antialias)
     sizes = _output_sizes(x.layout.shape, _hashable(size), _hashable(scale_factor), options)
     if mode == "area":

@@ -44,11 +44,9 @@ def _window(below: int, above: int) -> Window:
 
 
 @define("windowed", F.pad, windows=_windows)
-def pad(
-    input: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None
-) -> Slab:
-    """``input`` with ``pad`` more indices at the ends of its last dims, fewer if it is negative."""
-    x, pad = input, integers(pad)
+def pad(x: Slab, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Slab:
+    """``x`` with ``pad`` more indices at the ends of its last dims, fewer if it is negative."""
+    pad = integers(pad)
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise LayoutError(
             f"pad must be a pair for each of the last dims, got {tuple(pad)} for {x.ndim} dims"

@@ -45,10 +45,10 @@ from hyperslab.torch_private import builtin_nn
 
 
 def _windows(
-    input: Slab | Tensor, numbers: Sequence[tuple[int, ...]], ceil_mode: bool
+    x: Slab | Tensor, numbers: Sequence[tuple[int, ...]], ceil_mode: bool
 ) -> tuple[Window, ...]:
     """Those of a pool of a kernel, stride, padding and dilation, the ``numbers``."""
-    return pool_windows(*numbers, tuple(input.shape[-len(numbers[0]) :]) if ceil_mode else None)
+    return pool_windows(*numbers, tuple(x.shape[-len(numbers[0]) :]) if ceil_mode else None)
 
 
 @lru_cache(maxsize=1024)

@@ -114,10 +114,10 @@ def without_samples(num_dims: int) -> Callable[[Rule], Rule]:
 
     def wrap(rule: Rule) -> Rule:
         @wraps(rule)
-        def either(input: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(input, Slab) or input.ndim != num_dims + 1:
-                return rule(input, *args, **kwargs)
-            return _its_samples(rule(one_sample(input), *args, **kwargs))
+        def either(x: Slab | Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, Slab) or x.ndim != num_dims + 1:
+                return rule(x, *args, **kwargs)
+            return _its_samples(rule(one_sample(x), *args, **kwargs))
 
         return either  # type: ignore[return-value]
 

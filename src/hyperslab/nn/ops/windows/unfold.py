@@ -27,12 +27,7 @@ from hyperslab.layout import (
     plan_windows,
 )
 from hyperslab.nn.op import define, unsupported
-from hyperslab.nn.ops.windows.spatial import (
-    check_batch,
-    check_extents,
-    scaled,
-    without_samples,
-)
+from hyperslab.nn.ops.windows.spatial import check_batch, check_extents, scaled, without_samples
 from hyperslab.nn.placement import recut
 from hyperslab.nn.slab import Slab
 from hyperslab.nn.view_copy import fetch_view
@@ -43,9 +38,8 @@ def _window_along(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Window]
 
 
 @define("windowed", Tensor.unfold, windows=_window_along)
-def unfold_dim(input: Slab, dimension: int, size: int, step: int) -> Slab:
+def unfold_dim(x: Slab, dimension: int, size: int, step: int) -> Slab:
     """The windows of ``size`` indices along a dim, every ``step``; a last dim holds theirs."""
-    x = input
     if not -x.ndim <= dimension < x.ndim:
         raise IndexError(f"dim {dimension} is out of range for a tensor of {x.ndim} dims")
     dim = dimension % x.ndim
@@ -98,17 +92,13 @@ def _patch_windows(x: Slab | Tensor, options: Mapping[str, Any]) -> tuple[Window
 @define("windowed", F.unfold, windows=_patch_windows)
 @without_samples(2)
 def unfold(
-    input: Slab,
-    kernel_size: Numbers,
-    dilation: Numbers = 1,
-    padding: Numbers = 0,
-    stride: Numbers = 1,
+    x: Slab, kernel_size: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1
 ) -> Slab:
     """The patches of images as the columns of a matrix, row after row of patches.
 
     Images that are split into rows make a matrix that is split into columns.
     """
-    x = check_batch(F.unfold, input, 2)
+    x = check_batch(F.unfold, x, 2)
     patches = _Patches.of(kernel_size, dilation, padding, stride)
     planned = plan_windows(x.mesh.grid, x.mesh.rank, x.layout, (None, None, *patches.windows))
     check_extents(F.unfold, x, planned.output)
@@ -136,18 +126,18 @@ def _columns(x: Slab, placed: Layout, num_pixels: int) -> Layout:
 @define("windowed", F.fold)
 @without_samples(1)
 def fold(
-    input: Slab,
+    x: Slab,
     output_size: Numbers,
     kernel_size: Numbers,
     dilation: Numbers = 1,
     padding: Numbers = 0,
     stride: Numbers = 1,
 ) -> Slab:
-    """The images whose patches are the columns of ``input``, added where they overlap.
+    """The images whose patches are the columns of ``x``, added where they overlap.
 
     A matrix that is split into columns makes images that are split into rows.
     """
-    x = check_batch(F.fold, input, 1)
+    x = check_batch(F.fold, x, 1)
     patches = _Patches.of(kernel_size, dilation, padding, stride)
     height, width = per_dim(output_size, 2)
     rows = _rows(x, patches, height, width)

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from triton_interpreter import use_triton_interpreter
 
 from hyperslab.comm import device_setup, join
 from hyperslab.comm.device_setup import Place
 from hyperslab.comm.device_transport import DeviceTransport
 from hyperslab.kernels.exchange import Endpoint
-from hyperslab.testing.triton_interpreter import use_triton_interpreter
 
 POLL_NANOSECONDS = 2_000_000
 """What a look at the word of another rank takes at most, on a busy machine."""

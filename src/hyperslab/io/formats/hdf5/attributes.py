@@ -1,0 +1,68 @@
+"""Attributes of HDF5 files as an array: a few numbers a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyperslab.errors import FormatError
+from hyperslab.io.engine.files import DataFile
+from hyperslab.io.formats.hdf5.library import library
+from hyperslab.io.formats.npy import NAME, check_names
+from hyperslab.io.reader import ArrayReader, Format, Storage
+from hyperslab.layout import Box
+
+
+class Hdf5Attributes(Format):
+    """One array called ``data``: one row, the numbers of the ``attributes``.
+
+    They are a list, or one name, which gives a number rather than a vector of one.
+    """
+
+    @classmethod
+    def names(cls, path: Path, **_: Any) -> Sequence[str]:
+        DataFile.look_at(path)
+        return [NAME]
+
+    @classmethod
+    def open(  # type: ignore[override]
+        cls,
+        path: Path,
+        names: Sequence[str],
+        *,
+        attributes: str | Sequence[str],
+        dtype: str | None = None,
+    ) -> list[ArrayReader]:
+        check_names(path, names)
+        DataFile.look_at(path)
+        wanted = [attributes] if isinstance(attributes, str) else list(attributes)
+        answer, _ = library.ask("attributes", path, wanted=wanted)
+        values = np.array([value for values in answer["values"] for value in values])
+        if dtype is not None and not (values.astype(dtype) == values).all():
+            raise FormatError(
+                f"{path} has {values.tolist()} as attributes {wanted}, and {dtype} was expected, "
+                "as in the first file"
+            )
+        row = values.astype(dtype or (np.int64 if values.dtype.kind in "biu" else np.float64))
+        is_number = isinstance(attributes, str) and len(row) == 1
+        return [AttributesArray(row if is_number else row[None])]
+
+
+class AttributesArray(ArrayReader):
+    """Numbers that were read with the file."""
+
+    axes = "N"
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self._values = values
+        self.shape, self.dtype = values.shape, values.dtype
+
+    def read(self, box: Box, out: NDArray[Any]) -> None:
+        out[...] = self._values[tuple(slice(*span) for span in box.spans)]
+
+    def storage(self) -> Storage:
+        return Storage(kind="attributes", nbytes=self._values.nbytes)

@@ -1,0 +1,1 @@
+"""Models that are trained at once and play against each other."""
