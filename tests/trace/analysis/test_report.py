@@ -187,6 +187,21 @@ def test_bandwidth_is_told_by_where_bytes_came_from(tmp_path):
     assert not found.total["read from file"][100:].any()
 
 
+def test_bytes_that_are_told_of_twice_count_once(tmp_path):
+    made = [
+        Made(Category.halo, 0, 2, "halo", thread=1, nbytes=1000, epoch=0),
+        Made(Category.halo, 0, 1, "halo", thread=4, nbytes=1000, epoch=0, flags=Flag.device),
+        Made(Category.all_reduce, 1, 2, "gradients", thread=1, nbytes=500, epoch=0),
+        Made(Category.all_reduce, 1, 2, "wait for gradients", 0, 500, epoch=0, flags=Flag.exposed),
+        Made(Category.all_reduce, 2, 3, "sum", nbytes=7, epoch=0, flags=Flag.exposed),
+    ]
+    write_trace(tmp_path, [made])
+    found = report(tmp_path).analysis
+    assert found.epochs[0].categories[Category.halo].nbytes == 1000
+    assert found.epochs[0].categories[Category.all_reduce].nbytes == 507
+    assert sum(found.bandwidth.total["halo"]) * found.bandwidth.seconds == pytest.approx(1000)
+
+
 def test_damaged_truncated_and_empty_files_are_named_and_the_rest_is_reported(tmp_path):
     paths = write_trace(tmp_path / "trace", replace(RUN, num_ranks=4).spans())
     whole = paths[0].read_bytes()

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.trace.analysis.attribution import Attribution
+from hyperslab.trace.analysis.bandwidth import counted_nbytes
 from hyperslab.trace.analysis.intervals import Intervals, Times, amounts_before, grouped, union
 from hyperslab.trace.analysis.lanes import Lane
 from hyperslab.trace.analysis.loop import READERS, Rank, Step
@@ -126,7 +127,7 @@ class _Amounts:
             at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
             known = numbers[at] == told
             place[known] = at[known]
-        self.nbytes = self._sums(rank, place, num, rank.spans["nbytes"])
+        self.nbytes = self._sums(rank, place, num, counted_nbytes(rank.spans, rank.trace.strings))
         self.thread_seconds = self._sums(rank, place, num, rank.stops - rank.starts) / SECOND
 
     @staticmethod
