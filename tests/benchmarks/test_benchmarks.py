@@ -33,6 +33,7 @@ SMALL = {
     "read.py": ["--size", "16", "--rounds", "1"],
     "store.py": ["--shape", "2x4x8x8", "--samples", "8", "--rounds", "1", "--ranks", "2"],
     "stress.py": ["--count", "1"],
+    "trace.py": ["--turns", "2"],
     "trace_report.py": ["--spans", "20000"],
     "zoo.py": ["--filter", "Classifier", "--meshes", "split"],
 }

@@ -1,5 +1,6 @@
 """Passes of a program's own loop in a trace, and their layers."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 from torch import nn
 
 import hyperslab as hs
+from hyperslab.comm.device_spans import DeviceSpans, collect_all
+from hyperslab.comm.message_spans import recorded
 from hyperslab.testing import seeded
 from hyperslab.trace import Category, Flag, active, load_trace
 
@@ -119,3 +122,110 @@ def test_a_module_with_hooks_of_a_trace_computes_the_same_without_one(tmp_path):
     after = model(hs.shard(x, mesh)).local
     assert torch.equal(before, within)
     assert torch.equal(before, after)
+
+
+class HostEvent:
+    """Of a device that does at once what it is told."""
+
+    def record(self):
+        self.at = time.perf_counter_ns()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) / 1e6
+
+
+@pytest.fixture
+def device_of_a_kind(monkeypatch):
+    """Has the host pass for a GPU."""
+    found = {}
+
+    def spans(device):
+        if active.recorder is None:
+            return None
+        return found.setdefault(active.recorder, DeviceSpans(active.recorder, HostEvent))
+
+    for module in ("comm.device_spans", "comm.message_spans", "nn.pass_spans"):
+        monkeypatch.setattr(f"hyperslab.{module}.device_spans", spans)
+
+
+def test_what_a_device_does_is_told_beside_what_the_host_launches(device_of_a_kind, tmp_path):
+    trace = train(tmp_path, "detailed", hs.init(device="cpu"), num_steps=1)
+    on_device = trace.spans[(trace.spans["flags"] & Flag.device) != 0]
+    assert {trace.threads[number].name for number in on_device["thread"]} == {"gpu compute"}
+    told = [(trace.strings[s["name"]], trace.strings[s["layer"]]) for s in on_device]
+    assert told[: len(LAYERS) + 1] == [("forward", layer) for layer in ("", *LAYERS)]
+    assert ("backward", "") in told
+    assert ("backward", "0") in told
+    assert ("SGD", "") in told
+    launched = {trace.strings[number] for number in trace.of(Category.other)["name"]}
+    assert launched == {"launch forward", "launch backward", "launch SGD"}
+    assert len(trace.of(Category.other)) == len(on_device)
+    assert (trace.of(Category.compute, Category.optimizer)["flags"] == Flag.device).all()
+
+
+def test_a_device_comes_to_messages_when_they_are_posted_and_awaited(device_of_a_kind, tmp_path):
+    class Posted:
+        def wait(self):
+            return "boxes"
+
+    with hs.trace.recording(tmp_path, level="detailed"):
+        first = recorded(Posted, Category.halo, "boxes", 12, torch.device("cpu"))
+        second = recorded(Posted, Category.halo, "boxes", 13, torch.device("cpu"))
+        assert (first.wait(), second.wait()) == ("boxes", "boxes")
+    trace = load_trace(tmp_path)
+    found = {
+        (trace.threads[s["thread"]].name, trace.strings[s["name"]], int(s["nbytes"]))
+        for s in trace.spans[(trace.spans["flags"] & Flag.device) != 0]
+    }
+    wait = "wait for boxes"
+    assert {("gpu halo", "boxes", 12), ("gpu halo 1", "boxes", 13)} <= found
+    assert {(name, number) for _, name, number in found} == {
+        *(("boxes", number) for number in (12, 13)),
+        *((wait, number) for number in (12, 13)),
+    }
+    exposed = trace.spans[trace.spans["flags"] == Flag.device | Flag.exposed]
+    assert {trace.strings[number] for number in exposed["name"]} == {wait}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", ["coarse", "detailed"])
+def test_passes_on_a_gpu_are_timed_by_its_own_events(level, tmp_path):
+    mesh = hs.init()
+    model = hs.parallelize(network(), mesh)
+    x = hs.shard(seeded(2, 2, 4, 4, 4), mesh)
+    with hs.trace.recording(tmp_path, level=level):
+        for _ in range(3):
+            model(x).square().mean().backward()
+        torch.cuda.synchronize()
+        collect_all()
+    trace = load_trace(tmp_path)
+    on_gpu = trace.spans[trace.spans["flags"] == Flag.device]
+    assert {trace.threads[number].name for number in on_gpu["thread"]} == {"gpu compute"}
+    assert (on_gpu["category"] == Category.compute).all()
+    passes = [span for span in on_gpu if not span["layer"]]
+    assert [trace.strings[span["name"]] for span in passes] == ["forward", "backward"] * 3
+    assert (on_gpu["duration"] > 0).all()
+    assert bool(on_gpu["layer"].any()) == (level == "detailed")
+    launches = [span for span in trace.of(Category.other) if not span["layer"]]
+    for launch, span in zip(launches, passes, strict=True):
+        assert launch["start"] <= span["start"] + 100_000
+
+
+@pytest.mark.gpu
+def test_passes_in_cuda_graphs_are_recorded_as_ever_and_one_span_each(tmp_path):
+    mesh, x = hs.init(), seeded(2, 2, 4, 4, 4)
+    torch.manual_seed(0)
+    model = hs.parallelize(network().eval(), mesh, cuda_graphs=True)
+    expected = model(hs.shard(x, mesh)).local.clone()
+    with hs.trace.recording(tmp_path, level="detailed"):
+        for _ in range(4):
+            assert torch.equal(model(hs.shard(x, mesh)).local, expected)
+        torch.cuda.synchronize()
+        collect_all()
+    trace = load_trace(tmp_path)
+    on_gpu = trace.spans[trace.spans["flags"] == Flag.device]
+    assert [trace.strings[number] for number in on_gpu["name"]] == ["forward"] * 4
+    assert not on_gpu["layer"].any()

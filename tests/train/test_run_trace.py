@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -125,6 +126,17 @@ def test_a_run_that_goes_on_adds_to_its_trace(files, tmp_path):
     steps = load_trace(tmp_path / "run").of(Category.step)
     assert steps["step"].tolist() == list(range(6))
     assert steps["epoch"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_trace_of_a_run_that_left_no_checkpoint_makes_way(files, tmp_path):
+    folder = tmp_path / "run"
+    train(folder, files, "train.epochs=1")
+    shutil.rmtree(folder / "checkpoints")
+    for name in ("summary.json", "model.safetensors"):
+        (folder / name).unlink()
+    train(folder, files, "train.epochs=1")
+    assert [path.name for path in (folder / "trace").iterdir()] == ["rank00000.hstrace"]
+    assert load_trace(folder).of(Category.step)["step"].tolist() == [0, 1, 2]
 
 
 def test_batches_that_make_a_step_together_are_one_step(files, tmp_path):

@@ -137,8 +137,24 @@ def device_spans(device: torch.device) -> DeviceSpans | None:
         return None
     found = _spans.get(device)
     if found is None or found.recorder is not recorder:
-        found = _spans[device] = DeviceSpans(recorder, lambda: torch.cuda.Event(enable_timing=True))
+        found = _spans[device] = DeviceSpans(recorder, lambda: _CudaEvent(device))
     return found
+
+
+class _CudaEvent:
+    """Of the current stream of ``device``, whichever device is current."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return bool(self._event.query())
+
+    def elapsed_time(self, other: _CudaEvent) -> float:
+        return float(self._event.elapsed_time(other._event))
 
 
 def collect_all() -> None:

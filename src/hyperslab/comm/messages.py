@@ -20,9 +20,11 @@ from hyperslab.comm.failure_report import contact, lost_contact
 from hyperslab.comm.graph import TensorSpec, as_operator
 from hyperslab.comm.local_sockets import Receive, Send
 from hyperslab.comm.mesh import Mesh
+from hyperslab.comm.message_spans import recorded
 from hyperslab.kernels import faces
 from hyperslab.layout import Message
 from hyperslab.torch_private import is_traced
+from hyperslab.trace import Category
 
 Result = TypeVar("Result")
 
@@ -185,11 +187,15 @@ def post_messages(
         return Pending([], [], [], mesh, doing)
     if is_traced():
         specs = [TensorSpec(message.box.shape, dtype, mesh.device) for message in receives]
-        received = as_operator(
-            lambda boxes: post_messages(boxes, sends, receives, dtype, mesh, doing).wait(),
-            pieces,
-            specs,
-        )
+        nbytes = sum(message.box.numel for message in receives) * dtype.itemsize
+
+        def run(boxes: list[Tensor]) -> list[Tensor]:
+            def post() -> Posted:
+                return post_messages(boxes, sends, receives, dtype, mesh, doing)
+
+            return recorded(post, Category.halo, "boxes", nbytes, mesh.device).wait()
+
+        received = as_operator(run, pieces, specs)
         return Pending([], [], received, mesh, doing)
     if mesh.transport is not None:
         return post_on_device(

@@ -226,6 +226,13 @@ def reading(path: str | os.PathLike[str], nbytes: int = 0, *, opening: bool = Fa
     return Span(recorder, Category.read, name, nbytes, -1, tier, flags)
 
 
+def decoding(path: str | os.PathLike[str], nbytes: int = 0) -> Span | Idle:
+    """A span around what makes ``nbytes`` of bytes that a file stores in another form."""
+    if recorder is None:
+        return IDLE
+    return Span(recorder, Category.decode, os.fspath(path), nbytes)
+
+
 def _around(function: Function, name: str, category: int) -> Function:
     """``function``, of which every call is a span; of coroutines and generators their whole run."""
 

@@ -28,7 +28,7 @@ _log = logging.getLogger("hyperslab")
 
 CAPACITY = 4096
 """Spans that a thread holds."""
-DRAIN_SECONDS = 0.25
+DRAIN_SECONDS = 0.5
 MOST_STRINGS = 1 << 18
 """Names that are told apart; those after them share one."""
 OTHERS = "(one of many names)"

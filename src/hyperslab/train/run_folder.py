@@ -26,6 +26,7 @@ from hyperslab.comm.launch import find_launch
 from hyperslab.comm.mesh import Mesh
 from hyperslab.errors import ConfigError, HyperslabError
 from hyperslab.partial import explained_writing, make_folder, write_file
+from hyperslab.trace.file import SUFFIX
 from hyperslab.trace.merge import FOLDER as TRACE
 from hyperslab.train.checkpoints import find_checkpoints
 from hyperslab.train.process import user_command
@@ -115,6 +116,11 @@ class RunFolder:
                     f"{self.path} holds a run that reached step {step}: continue it with "
                     "--resume, or choose another folder with --folder"
                 )
+            if step is None:
+                for trace in self.trace.glob(
+                    f"*{SUFFIX}"
+                ):  # of one that left nothing to go on from
+                    trace.unlink(missing_ok=True)
             make_folder(self.figures)
 
     def _check_empty(self) -> None:

@@ -50,13 +50,14 @@ class RunTrace:
         Gives by steps what the loop waited for in the epochs that they ended, on rank 0, as shares
         of their time. No trace and no report ever stops a run. Collective over all ranks.
         """
-        if not self._is_ours:
+        if self._level == "off":
             return {}
         ClockComparison(channel.tell_all(clock_name()), channel).compare()
         collect_all()
+        is_ours = self._is_ours
         self.__exit__()
         channel.tell_all(None)  # all files are there
-        return self._report() if self._mesh.rank == 0 else {}
+        return self._report() if is_ours and self._mesh.rank == 0 else {}
 
     def _report(self) -> dict[int, Shares]:
         write_report = getattr(trace, "write_report", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ from hyperslab.io.engine.read_ahead import Range
 from hyperslab.io.engine.threads import for_each
 from hyperslab.io.reader import ArrayReader, Storage
 from hyperslab.layout import Box, Span
-from hyperslab.trace import Category, active
+from hyperslab.trace import active
 
 
 class BlockReader(ABC):
@@ -290,7 +289,7 @@ class ChunkedArray(ArrayReader):
             stored = scratch.take(chunk.nbytes, chunk.offset).data
             with active.reading(chunk.file.path, chunk.nbytes):
                 chunk.file.fill(fd, stored, chunk.offset)
-            with active.around(Category.decode, os.fspath(chunk.file.path), part.out.nbytes):
+            with active.decoding(chunk.file.path, part.out.nbytes):
                 self._decode_into(part, decode(stored, chunk))
 
     def _decode_into(self, part: _Part, decoded: Buffer | BlockReader) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from hyperslab.io.engine.files import DataFile
 from hyperslab.io.engine.threads import ForkSafeLock
 from hyperslab.io.reader import Storage
 from hyperslab.layout import Box
-from hyperslab.trace import Category, active
+from hyperslab.trace import active
 
 PIECE_NBYTES = 2**20
 """Inflated at a time at most, so that a small file which inflates to a huge one fills no memory."""
@@ -199,7 +198,7 @@ class InflatedStream:
 
     def _inflate(self, source: bytes) -> bytes:
         try:
-            with active.around(Category.decode, os.fspath(self._file.path)) as span:
+            with active.decoding(self._file.path) as span:
                 piece: bytes = self._inflater.decompress(source, PIECE_NBYTES)
                 span.nbytes = len(piece)
         except (zlib.error, _library().error) as error:
