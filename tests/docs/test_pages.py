@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hyperslab.trace import report
+from hyperslab.trace.analysis.compare import Comparison
 from hyperslab.train.preset_list import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -102,6 +104,16 @@ def test_the_planned_program_shows_its_parts_on_four_ranks(tmp_path, run_python)
     rows = [line for line in done[0].stdout.splitlines() if line.startswith("│")]
     cuts = [row.split("│")[3].strip() for row in rows]
     assert cuts == ["depth=4"] * 3 + ["channel=2 x depth=2"] * 3 + ["channel=4"]
+
+
+def test_the_page_of_traces_shows_what_is_printed(tmp_path, monkeypatch):
+    (text,) = [text for _, text in blocks("trace.md") if file_name(text) == "make_runs.py"]
+    monkeypatch.chdir(tmp_path)
+    exec(text, {})
+    slow, fast = (report(tmp_path / "runs" / name) for name in ("slow", "fast"))
+    page = (DOCS / "trace.md").read_text()
+    assert slow.verdict in page
+    assert Comparison(slow, fast).verdict in page
 
 
 def test_every_page_is_run_but_those_with_tests_of_their_own():

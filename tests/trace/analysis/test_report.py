@@ -46,6 +46,34 @@ def test_the_verdict_names_reads_their_share_and_what_would_hide_them(of_run):
     assert free.seconds == pytest.approx(found.analysis.total.seconds - sum(waited(RUN)), rel=1e-3)
 
 
+def test_the_verdict_of_a_gpu_that_waits_in_one_epoch(tmp_path):
+    made, at = [], 0.0
+    for epoch, read in enumerate([0.5, 1.45, 0.5]):  # seconds of each read beside 1 s of the GPU
+        start, ready = at, at
+        for step in range(10):
+            begun, ready = at, ready + (read if step else 0.01)
+            of = {"epoch": epoch, "step": 10 * epoch + step}
+            made.append(Made(Category.read, ready - read, ready, "a.h5", thread=1, nbytes=9, **of))
+            at = max(at, ready)
+            made.append(Made(Category.wait, begun, at, flags=Flag.exposed, **of))
+            made.append(Made(Category.other, at, at + 0.9, "launch forward", **of))
+            gpu = {"thread": 3, "flags": Flag.device, **of}
+            made.append(Made(Category.compute, at, at + 1, "forward", **gpu))
+            at += 1
+            made.append(Made(Category.step, begun, at, **of))
+        made.append(Made(Category.epoch, start, at, epoch=epoch))
+    write_trace(tmp_path, [made])
+    found = report(tmp_path)
+    share = found.analysis.epochs[1].share(Category.read)
+    assert share == pytest.approx(9 * 0.45 / 14, rel=0.01)
+    assert found.verdict.startswith(
+        f"The GPU waited {share:.0%} of epoch 1 for reads (4.06 s of 14.1 s), 0.1% of the others; "
+        "1 more reader thread a rank or store=memory would hide it. If samples came at once, "
+        "the run would take 30 s, not 34.1 s."
+    )
+    assert found.to_dict()["ranks"][0]["has_gpu_times"]
+
+
 def test_more_readers_save_what_the_same_run_with_faster_reads_saves(of_run):
     slow = replace(RUN, read=0.6, first_read=0.6, num_steps=40)
     found = of_run(slow)
@@ -101,6 +129,14 @@ def test_a_run_that_only_computes_is_told_so(of_run):
     assert "Hardly anything is waited for" in of_run(run).verdict
 
 
+def test_a_program_of_which_only_reads_are_known_is_not_said_to_wait_for_them(tmp_path):
+    made = [Made(Category.read, i, i + 0.5, "a.h5", nbytes=2**20) for i in range(4)]
+    write_trace(tmp_path, [made])
+    verdict = report(tmp_path).verdict
+    assert verdict.startswith("Files were read in 57% of the time (2 s of 3.5 s), 4.0 MiB in all.")
+    assert "waited 57%" not in verdict
+
+
 def test_clocks_two_seconds_apart_are_aligned(of_run):
     found = of_run(replace(RUN, num_ranks=4), hosts=("one", "other"), clock_offsets=(0, 2))
     steps = [[step.stop for step in rank.step_list] for rank in found.analysis.ranks]
@@ -109,6 +145,8 @@ def test_clocks_two_seconds_apart_are_aligned(of_run):
 
 def test_json_has_all_that_a_program_needs(of_run):
     told = json.loads(json.dumps(of_run(RUN).to_dict()))
+    assert told["first_epoch"]["seconds"] == told["epochs"][0]["seconds"]
+    assert told["later_epochs"]["seconds"] == pytest.approx(told["epochs"][1]["seconds"])
     assert {"verdict", "epochs", "ranks", "what_if", "stragglers", "slowest_files"} <= told.keys()
     assert [epoch["epoch"] for epoch in told["epochs"]] == [0, 1, 2]
     for epoch in (*told["epochs"], *told["ranks"][1]["epochs"]):
@@ -147,6 +185,21 @@ def test_bandwidth_is_told_by_where_bytes_came_from(tmp_path):
     for values in found.total.values():
         assert sum(values) * found.seconds == pytest.approx(1000)
     assert not found.total["read from file"][100:].any()
+
+
+def test_bytes_that_are_told_of_twice_count_once(tmp_path):
+    made = [
+        Made(Category.halo, 0, 2, "halo", thread=1, nbytes=1000, epoch=0),
+        Made(Category.halo, 0, 1, "halo", thread=4, nbytes=1000, epoch=0, flags=Flag.device),
+        Made(Category.all_reduce, 1, 2, "gradients", thread=1, nbytes=500, epoch=0),
+        Made(Category.all_reduce, 1, 2, "wait for gradients", 0, 500, epoch=0, flags=Flag.exposed),
+        Made(Category.all_reduce, 2, 3, "sum", nbytes=7, epoch=0, flags=Flag.exposed),
+    ]
+    write_trace(tmp_path, [made])
+    found = report(tmp_path).analysis
+    assert found.epochs[0].categories[Category.halo].nbytes == 1000
+    assert found.epochs[0].categories[Category.all_reduce].nbytes == 507
+    assert sum(found.bandwidth.total["halo"]) * found.bandwidth.seconds == pytest.approx(1000)
 
 
 def test_damaged_truncated_and_empty_files_are_named_and_the_rest_is_reported(tmp_path):

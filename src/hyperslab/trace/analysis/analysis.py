@@ -1,128 +1,20 @@
-"""All numbers of a report, rank by rank, from the spans of a trace."""
+"""All numbers of a report, from the spans of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.attribution import Attribution, attribute
+from hyperslab.trace.analysis.attribution import attribute
 from hyperslab.trace.analysis.bandwidth import Bandwidth, SideBySide, bandwidth_of, side_by_side
 from hyperslab.trace.analysis.files import FileTimes, slowest_files
-from hyperslab.trace.analysis.intervals import Intervals, Times, amounts_before, grouped, union
 from hyperslab.trace.analysis.iteration import Iteration, choose_iteration, rows_of
-from hyperslab.trace.analysis.lanes import Lane, columns_of
-from hyperslab.trace.analysis.loop import READERS, Rank, Step, ranks_of
-from hyperslab.trace.span import Category, Process, Thread, Trace
-
-SECOND = 1e9
-_NO_TIMES: Times = np.empty(0, np.int64)
-IO = (*READERS, Category.wait)
-"""What a loop that waits for samples waits for."""
-NETWORK = (Category.halo, Category.all_reduce, Category.exchange)
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The time of a category, and its bytes."""
-
-    seconds: float = 0.0
-    """In which it went on; several threads at once count once."""
-    exposed_seconds: float = 0.0
-    """Of these, in which the loop waited for it, or did it itself."""
-    thread_seconds: float = 0.0
-    """Of all threads, added up."""
-    nbytes: float = 0
-
-    @property
-    def hidden_seconds(self) -> float:
-        return max(0.0, self.seconds - self.exposed_seconds)
-
-    def __add__(self, other: Share) -> Share:
-        return Share(
-            self.seconds + other.seconds,
-            self.exposed_seconds + other.exposed_seconds,
-            self.thread_seconds + other.thread_seconds,
-            self.nbytes + other.nbytes,
-        )
-
-
-@dataclass(frozen=True)
-class Period:
-    """An epoch, or more, of one rank or of several."""
-
-    seconds: float = 0.0
-    """Of wall time; the categories' exposed times add up to it."""
-    categories: dict[Category, Share] = field(default_factory=dict)
-
-    def exposed(self, *categories: Category) -> float:
-        """Seconds."""
-        return sum(self.categories.get(each, Share()).exposed_seconds for each in categories)
-
-    def share(self, *categories: Category) -> float:
-        return self.exposed(*categories) / self.seconds if self.seconds else 0.0
-
-    def divided(self, num: int, *, sums: bool = True) -> Period:
-        """All of it divided by ``num``; without ``sums`` not the bytes, nor seconds of threads."""
-        of_sums = num if sums else 1
-        return Period(
-            self.seconds / num,
-            {
-                category: Share(
-                    share.seconds / num,
-                    share.exposed_seconds / num,
-                    share.thread_seconds / of_sums,
-                    share.nbytes / of_sums,
-                )
-                for category, share in self.categories.items()
-            },
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadTimes:
-    name: str
-    pid: int
-    is_device: bool
-    seconds: dict[Category, float]
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Of each step of a rank: arrays of one length."""
-
-    epoch: NDArray[np.int64]
-    number: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    exposed: dict[Category, NDArray[np.float64]]
-    reading: NDArray[np.float64]
-    """Seconds of reader threads."""
-
-
-@dataclass(frozen=True)
-class RankReport:
-    rank: int
-    processes: list[Process]
-    epochs: dict[int, Period]
-    outside: Period
-    """What lies before, between and after epochs."""
-    total: Period
-    """Of all epochs."""
-    threads: list[ThreadTimes]
-    num_readers: int
-    """Threads other than the loop's that read, decode or fetch samples, at one time."""
-    at_once: float
-    """How many of them were at work while the loop waited for them."""
-    ahead: int
-    """Batches that were ready at once, at most."""
-    has_device_times: bool
-    has_steps: bool
-    steps: StepTimes
-    step_list: list[Step]
-    busy: dict[Category, Lane]
-    exposed: dict[Category, Lane]
+from hyperslab.trace.analysis.lanes import columns_of
+from hyperslab.trace.analysis.loop import ranks_of
+from hyperslab.trace.analysis.periods import IO as IO, Period, mean_of_ranks
+from hyperslab.trace.analysis.rank_report import RankReport, report_rank
+from hyperslab.trace.span import Category, Trace
 
 
 @dataclass(frozen=True)
@@ -137,8 +29,6 @@ class Analysis:
     num_spans: int
     start: int
     stop: int
-    columns: Times
-    """Edges of the columns of timelines."""
     bandwidth: Bandwidth
     reading: list[SideBySide]
     files: list[FileTimes]
@@ -147,27 +37,13 @@ class Analysis:
 
 
 def analyse(trace: Trace) -> Analysis:
-    spans = trace.spans
-    starts = np.ascontiguousarray(spans["start"])
-    stops = starts + np.maximum(spans["duration"], 0)
-    begin, end = (int(starts.min()), int(stops.max())) if len(spans) else (0, 0)
+    starts = np.ascontiguousarray(trace.spans["start"])
+    stops = starts + np.maximum(trace.spans["duration"], 0)
+    begin, end = (int(starts.min()), int(stops.max())) if len(trace) else (0, 0)
     bandwidth = bandwidth_of(trace, starts, stops)
     reading = side_by_side(trace, starts, stops)
-    files = slowest_files(trace)
     del starts, stops
-    num_ranks = len({process.rank for process in trace.processes} or {0})
-    columns = columns_of(begin, end, num_ranks)
-    ranks: list[RankReport] = []
-    iteration: Iteration | None = None
-    for rank in ranks_of(trace):
-        attribution = attribute(rank)
-        report = _rank_report(rank, attribution, columns)
-        iteration = iteration or choose_iteration(
-            report.step_list, num_ranks, has_steps=rank.has_steps
-        )
-        if iteration is not None:
-            iteration.ranks.append(rows_of(rank, attribution, iteration))
-        ranks.append(report)
+    ranks, iteration = _ranks(trace, begin, end)
     numbers = sorted({number for rank in ranks for number in rank.epochs})
     return Analysis(
         ranks=ranks,
@@ -177,208 +53,30 @@ def analyse(trace: Trace) -> Analysis:
         },
         outside=mean_of_ranks([rank.outside for rank in ranks]),
         total=mean_of_ranks([rank.total for rank in ranks]),
-        num_spans=len(spans),
+        num_spans=len(trace),
         start=begin,
         stop=end,
-        columns=columns,
         bandwidth=bandwidth,
         reading=reading,
-        files=files,
+        files=slowest_files(trace),
         iteration=iteration,
         notes=[*trace.notes, *_notes(trace, ranks)],
     )
 
 
-def mean_of_ranks(periods: Sequence[Period]) -> Period:
-    """Means of seconds, sums of bytes and of seconds of threads."""
-    return add_periods(periods).divided(max(1, len(periods)), sums=False)
-
-
-def mean_of_epochs(periods: Sequence[Period]) -> Period:
-    """Means of all."""
-    return add_periods(periods).divided(max(1, len(periods)))
-
-
-def add_periods(periods: Iterable[Period]) -> Period:
-    """One after another."""
-    seconds, categories = 0.0, dict[Category, Share]()
-    for period in periods:
-        seconds += period.seconds
-        for category, share in period.categories.items():
-            categories[category] = categories.get(category, Share()) + share
-    return Period(seconds, dict(sorted(categories.items())))
-
-
-def _rank_report(rank: Rank, attribution: Attribution, columns: Times) -> RankReport:
-    windows = dict(rank.epochs)
-    inside = Intervals()
-    for window in windows.values():
-        inside = inside | window
-    numbers, outside = [*windows], rank.extent - inside
-    amounts = _Amounts(rank, [*windows.values()])
-    periods = [
-        _period(attribution, window, amounts, place)
-        for place, window in enumerate([*windows.values(), outside])
-    ]
-    threads = _threads(rank)
-    return RankReport(
-        rank=rank.rank,
-        processes=rank.processes,
-        epochs=dict(zip(numbers, periods[:-1], strict=True)),
-        outside=periods[-1],
-        total=add_periods(periods[:-1]),
-        threads=threads,
-        num_readers=_num_readers(rank),
-        at_once=_at_once(rank, attribution),
-        ahead=_ahead(rank),
-        has_device_times=bool(rank.on_device.any()),
-        has_steps=rank.has_steps,
-        steps=_steps(rank, attribution),
-        step_list=rank.steps,
-        busy={category: Lane.of(each, columns) for category, each in attribution.busy.items()},
-        exposed={c: Lane.of(each, columns) for c, each in attribution.exposed.items()},
-    )
-
-
-def _period(attribution: Attribution, window: Intervals, amounts: _Amounts, place: int) -> Period:
-    categories: dict[Category, Share] = {
-        category: Share(
-            busy.within(window) / SECOND,
-            attribution.exposed.get(category, Intervals()).within(window) / SECOND,
-            amounts.thread_seconds[place, category],
-            round(amounts.nbytes[place, category]),
-        )
-        for category, busy in sorted(attribution.busy.items())
-        if category not in (Category.step, Category.epoch)
-    }
-    return Period(window.total / SECOND, categories)
-
-
-class _Amounts:
-    """Bytes and seconds of threads by epoch: the one a span tells, else the one it began in."""
-
-    def __init__(self, rank: Rank, windows: list[Intervals]) -> None:
-        num = len(windows) + 1
-        place = np.full(len(rank.starts), num - 1)
-        owners = np.repeat(np.arange(len(windows)), [len(each) for each in windows])
-        starts = np.concatenate([_NO_TIMES, *(each.starts for each in windows)])
-        stops = np.concatenate([_NO_TIMES, *(each.stops for each in windows)])
-        order = np.argsort(starts)
-        at = np.searchsorted(starts[order], rank.starts, side="right") - 1
-        began = at >= 0
-        began[began] = rank.starts[began] < stops[order][at[began]]
-        place[began] = owners[order][at[began]]
-        numbers, told = np.array([*rank.epochs], np.int64), rank.spans["epoch"]
-        if len(numbers):
-            at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
-            known = numbers[at] == told
-            place[known] = at[known]
-        self.nbytes = self._sums(rank, place, num, rank.spans["nbytes"])
-        self.thread_seconds = self._sums(rank, place, num, rank.stops - rank.starts) / SECOND
-
-    @staticmethod
-    def _sums(
-        rank: Rank, place: NDArray[np.int64], num: int, amounts: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        keys = place * len(Category) + rank.categories
-        sums = np.bincount(keys, weights=amounts, minlength=num * len(Category))
-        return sums.astype(np.float64).reshape(num, len(Category))
-
-
-def _threads(rank: Rank) -> list[ThreadTimes]:
-    """What each thread did for how long; its own spans that overlap count once."""
-    keys = rank.spans["thread"].astype(np.int64) * len(Category) + rank.categories
-    seconds: dict[int, dict[Category, float]] = {}
-    is_device: dict[int, bool] = {}
-    for key, where in grouped(keys):
-        thread, category = divmod(key, len(Category))
-        if category in (Category.step, Category.epoch, Category.delay):
-            continue
-        busy = Intervals.of(rank.starts[where], rank.stops[where])
-        seconds.setdefault(thread, {})[Category(category)] = busy.total / SECOND
-        is_device.setdefault(thread, bool(rank.on_device[where[0]]))
-    threads, processes = rank.trace.threads, rank.trace.processes
-    found = []
-    for number, times in sorted(seconds.items()):
-        known = threads[number] if number < len(threads) else Thread(tid=number)
-        pid = processes[known.process].pid if known.process < len(processes) else 0
-        name = known.name or f"thread {known.tid}"
-        found.append(ThreadTimes(name, pid, is_device[number], times))
-    return found
-
-
-def _num_readers(rank: Rank) -> int:
-    """Threads that come and go, as a loader for each epoch has them, do not add up."""
-    others = np.isin(rank.categories, READERS) & ~rank.on_loop & ~rank.on_device
-    starts, stops = rank.starts[others], rank.stops[others]
-    lives = [
-        (int(starts[where].min()), int(stops[where].max()))
-        for _, where in grouped(rank.spans["thread"][others])
-    ]
-    return _most_at_once(*np.array(lives, np.int64).reshape(-1, 2).T)
-
-
-def _most_at_once(starts: Times, stops: Times) -> int:
-    ends = np.concatenate((starts, stops))
-    steps = np.repeat(np.array([1, -1]), len(starts))
-    order = np.lexsort((steps, ends))
-    return int(np.cumsum(steps[order]).max(initial=0))
-
-
-def _at_once(rank: Rank, attribution: Attribution) -> float:
-    awaited = union(attribution.exposed.get(each, Intervals()) for each in READERS)
-    if not len(awaited):
-        return 0.0
-    of_readers = np.isin(rank.categories, READERS) & ~rank.on_device
-    starts, stops = rank.starts[of_readers], rank.stops[of_readers]
-    done_by = [
-        amounts_before(times, starts, stops, stops - starts)
-        for times in (awaited.starts, awaited.stops)
-    ]
-    return float((done_by[1] - done_by[0]).sum()) / awaited.total
-
-
-def _ahead(rank: Rank) -> int:
-    waiting = rank.categories == Category.delay
-    return _most_at_once(rank.starts[waiting], rank.stops[waiting])
-
-
-def _steps(rank: Rank, attribution: Attribution) -> StepTimes:
-    starts, stops = rank.edges()
-    exposed = {
-        category: (given.before(stops) - given.before(starts)) / SECOND
-        for category, given in attribution.exposed.items()
-    }
-    return StepTimes(
-        epoch=np.array([step.epoch for step in rank.steps], np.int64),
-        number=np.array([step.number for step in rank.steps], np.int64),
-        seconds=(stops - starts) / SECOND,
-        exposed=exposed,
-        reading=_reading(rank),
-    )
-
-
-def _reading(rank: Rank) -> NDArray[np.float64]:
-    """Seconds of threads for the samples of each step, where spans tell them; else in its time."""
-    of_readers = np.isin(rank.categories, READERS) & ~rank.on_device
-    seconds = (rank.stops - rank.starts)[of_readers] / SECOND
-    steps = rank.steps
-    found = np.zeros(len(steps))
-    if not len(steps) or not len(seconds):
-        return found
-    epochs = rank.spans["epoch"][of_readers]
-    middles = (rank.starts + rank.stops)[of_readers] // 2
-    stops = np.array([step.stop for step in steps], np.int64)
-    by_time = np.minimum(np.searchsorted(stops, middles), len(steps) - 1)
-    of_epoch = np.array([step.epoch for step in steps], np.int64)
-    by_epoch = np.where(epochs >= 0, epochs, of_epoch[by_time])
-    # Readers run ahead: the work of an epoch is spread evenly over its steps.
-    numbers, step_of, counts = np.unique(of_epoch, return_inverse=True, return_counts=True)
-    at = np.minimum(np.searchsorted(numbers, by_epoch), len(numbers) - 1)
-    known = numbers[at] == by_epoch
-    sums = np.bincount(at[known], weights=seconds[known], minlength=len(numbers))
-    shares: NDArray[np.float64] = (sums / counts)[step_of]
-    return shares
+def _ranks(trace: Trace, begin: int, end: int) -> tuple[list[RankReport], Iteration | None]:
+    """Those of all ranks; the spans of one at a time are picked out."""
+    num_ranks = len({process.rank for process in trace.processes} or {0})
+    columns = columns_of(begin, end, num_ranks)
+    reports: list[RankReport] = []
+    iteration: Iteration | None = None
+    for rank in ranks_of(trace):
+        attribution = attribute(rank)
+        reports.append(report_rank(rank, attribution, columns))
+        iteration = iteration or choose_iteration(rank, num_ranks)
+        if iteration is not None:
+            iteration.ranks.append(rows_of(rank, attribution, iteration))
+    return reports, iteration
 
 
 def _notes(trace: Trace, ranks: list[RankReport]) -> list[str]:

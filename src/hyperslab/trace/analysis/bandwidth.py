@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.trace.analysis.intervals import Times, amounts_before, grouped
-from hyperslab.trace.span import Category, Tier, Trace
+from hyperslab.trace.span import Category, Flag, Tier, Trace
 
 NUM_BINS = 200
 MOST_RANKS = 32
 """Whose bandwidths are told one by one."""
 MOST_LEVELS = 64
 MOVING = (Category.exchange, Category.copy, Category.halo, Category.all_reduce)
+WAITING = "wait for "
+"""How the names of spans begin in which messages are waited for."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,12 @@ def bandwidth_of(trace: Trace, starts: Times, stops: Times) -> Bandwidth:
     seconds = float(edges[-1] - edges[0]) / NUM_BINS / 1e9 or 1e-9
     rank_of = np.array([process.rank for process in trace.processes] or [0], np.int64)
     ranks = sorted(set(rank_of.tolist()))
-    has_bytes = trace.spans["nbytes"] > 0
+    counted = counted_nbytes(trace.spans, trace.strings)
+    has_bytes = counted > 0
     total: dict[str, NDArray[np.float64]] = {}
     of_ranks: dict[int, dict[str, NDArray[np.float64]]] = {rank: {} for rank in ranks}
     for name, chosen in _series(trace, has_bytes).items():
-        nbytes = trace.spans["nbytes"][chosen]
+        nbytes = counted[chosen]
         begin, end = starts[chosen], stops[chosen]
         total[name] = np.diff(amounts_before(edges, begin, end, nbytes)) / seconds
         if not 1 < len(ranks) <= MOST_RANKS:
@@ -49,6 +54,25 @@ def bandwidth_of(trace: Trace, starts: Times, stops: Times) -> Bandwidth:
             amounts = amounts_before(edges, begin[of], end[of], nbytes[of])
             of_ranks[rank][name] = np.diff(amounts) / seconds
     return Bandwidth(seconds, total, of_ranks if len(ranks) <= MOST_RANKS else {})
+
+
+def counted_nbytes(spans: NDArray[Any], strings: Sequence[str]) -> NDArray[np.int64]:
+    """The bytes of spans, each counted once.
+
+    Messages on their way and the waiting for them tell of the same bytes, and so do a GPU and its
+    host: those of waiting, and where both tell of a category those of the host, are left out.
+    """
+    nbytes: NDArray[np.int64] = spans["nbytes"].copy()
+    waits = [number for number, name in enumerate(strings) if name.startswith(WAITING)]
+    if waits:
+        nbytes[np.isin(spans["name"], waits) & ((spans["flags"] & Flag.exposed) != 0)] = 0
+    on_device = (spans["flags"] & Flag.device) != 0
+    if on_device.any():
+        for category in MOVING:
+            of = spans["category"] == category
+            if (nbytes[of & on_device] > 0).any():
+                nbytes[of & ~on_device] = 0
+    return nbytes
 
 
 def _series(trace: Trace, has_bytes: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:

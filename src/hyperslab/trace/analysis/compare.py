@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hyperslab.pages import shown_seconds
-from hyperslab.trace.analysis.analysis import Period, Share
+from hyperslab.trace.analysis.periods import Period, Share
 from hyperslab.trace.analysis.runs import first_and_later
 from hyperslab.trace.analysis.tables import new_table, shown
 from hyperslab.trace.span import Category

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hyperslab.trace.analysis.attribution import Attribution
 from hyperslab.trace.analysis.intervals import Intervals
-from hyperslab.trace.analysis.loop import Rank, Step
+from hyperslab.trace.analysis.loop import Rank
 from hyperslab.trace.span import Category
 
 ROWS = (
@@ -73,9 +73,10 @@ class Iteration:
     ranks: list[RankRows] = field(default_factory=list)
 
 
-def choose_iteration(steps: Sequence[Step], num_ranks: int, *, has_steps: bool) -> Iteration | None:
+def choose_iteration(rank: Rank, num_ranks: int) -> Iteration | None:
     """The step of the last epoch with several whose length is in the middle."""
-    if not has_steps or not steps:
+    steps = rank.steps
+    if not rank.has_steps or not steps:
         return None
     counts = {step.epoch: 0 for step in steps}
     for step in steps:

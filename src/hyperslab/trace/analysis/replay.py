@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.analysis import IO, Analysis, RankReport, StepTimes
+from hyperslab.trace.analysis.analysis import Analysis
 from hyperslab.trace.analysis.bandwidth import SideBySide
+from hyperslab.trace.analysis.periods import IO
+from hyperslab.trace.analysis.rank_report import RankReport, StepTimes
 from hyperslab.trace.span import Category
 
 Floats = NDArray[np.float64]
@@ -28,8 +30,8 @@ FILES = (Category.stage, Category.read, Category.decode)
 MESSAGES = (Category.halo, Category.all_reduce)
 LEAST_READS, LEAST_TIME = 16, 0.1
 """Reads, and the share of the time of all: from these on it is known what so many at once bring."""
-HIDDEN_SHARE = 0.02
-"""Of an epoch: less waiting than this is as good as none."""
+HIDDEN_SHARE, LEFT_SHARE = 0.02, 0.2
+"""Of an epoch, and of what was waited before: less waiting than one of these is as good as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,6 @@ def readers_to_hide(analysis: Analysis, epoch: int) -> int | None:
         return None
     for more in range(1, MOST_READERS + 1):
         left = np.max(with_readers(steps, more, gain), axis=1).sum()
-        if left <= max(HIDDEN_SHARE * whole, 0.1 * np.max(steps.waited, axis=1).sum()):
+        if left <= max(HIDDEN_SHARE * whole, LEFT_SHARE * np.max(steps.waited, axis=1).sum()):
             return more
     return None

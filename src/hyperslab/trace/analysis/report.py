@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperslab.partial import write_file
-from hyperslab.trace.analysis.analysis import IO, Analysis, Period, RankReport, analyse
+from hyperslab.trace.analysis.analysis import Analysis, analyse
+from hyperslab.trace.analysis.periods import IO, Period
+from hyperslab.trace.analysis.rank_report import RankReport
 from hyperslab.trace.analysis.replay import WhatIf, what_ifs
+from hyperslab.trace.analysis.runs import first_and_later
 from hyperslab.trace.analysis.stragglers import Straggler, find_stragglers
 from hyperslab.trace.analysis.verdict import Finding, find, verdict
 from hyperslab.trace.merge import load_trace
@@ -59,6 +62,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """All numbers, for ``--json``; seconds are means over ranks, bytes sums."""
         analysis = self.analysis
+        first, later = first_and_later(self)
         return {
             "name": self.name,
             "verdict": self.verdict,
@@ -71,6 +75,8 @@ class Report:
                 {"epoch": number} | period_dict(period)
                 for number, period in analysis.epochs.items()
             ],
+            "first_epoch": period_dict(first),
+            "later_epochs": period_dict(later),
             "total": period_dict(analysis.total),
             "outside_epochs": period_dict(analysis.outside),
             "what_if": [asdict(each) | {"saved_share": each.saved_share} for each in self.what_ifs],

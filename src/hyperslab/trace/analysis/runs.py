@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from hyperslab.pages import shown_seconds, shown_share
 from hyperslab.partial import shown_nbytes
-from hyperslab.trace.analysis.analysis import IO, Period, mean_of_epochs
 from hyperslab.trace.analysis.loop import READERS
+from hyperslab.trace.analysis.periods import IO, Period, mean_of_epochs
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report

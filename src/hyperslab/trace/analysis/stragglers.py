@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import mean, median
 
-from hyperslab.trace.analysis.analysis import Analysis, RankReport, Share
+from hyperslab.trace.analysis.analysis import Analysis
+from hyperslab.trace.analysis.periods import Share
+from hyperslab.trace.analysis.rank_report import RankReport
 from hyperslab.trace.span import Category
 
 MESSAGES = (Category.halo, Category.all_reduce)

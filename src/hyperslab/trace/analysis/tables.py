@@ -12,7 +12,8 @@ from rich.text import Text
 
 from hyperslab.pages import shown_seconds, shown_share
 from hyperslab.partial import shown_nbytes
-from hyperslab.trace.analysis.analysis import Period, RankReport, Share
+from hyperslab.trace.analysis.periods import Period, Share
+from hyperslab.trace.analysis.rank_report import RankReport
 from hyperslab.trace.analysis.runs import RUN_COLUMNS, run_row, runs_verdict
 from hyperslab.trace.span import Category
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from hyperslab.pages import shown_seconds, shown_share
 from hyperslab.partial import shown_nbytes
-from hyperslab.trace.analysis.analysis import IO, Analysis, Period
+from hyperslab.trace.analysis.analysis import Analysis
+from hyperslab.trace.analysis.loop import READERS
+from hyperslab.trace.analysis.periods import IO, Period
 from hyperslab.trace.analysis.replay import WhatIf, gain_of, readers_to_hide, seen_at_once
 from hyperslab.trace.analysis.stragglers import Straggler
 from hyperslab.trace.span import Category, Tier
@@ -54,12 +56,15 @@ def find(analysis: Analysis, what_ifs: list[WhatIf], stragglers: list[Straggler]
     """What takes time other than computing, the most first; then who is late."""
     if not analysis.num_spans:
         return [Finding("Nothing was recorded.", 0.0)]
+    if not any(rank.knows_loop for rank in analysis.ranks):
+        return [_reads_alone(analysis)]
     found = [
         *_samples(analysis, what_ifs),
         *_messages(analysis, what_ifs),
         *_others(analysis),
     ]
     found.sort(key=lambda each: -each.seconds)
+    found += _untold(analysis)
     late = [_late(each, what_ifs) for each in stragglers[:2]]
     return [*found, *late] if found or late else [_nothing(analysis)]
 
@@ -79,6 +84,20 @@ def _nothing(analysis: Analysis) -> Finding:
     ]
     among = f" ({', '.join(rest[:3])})" if rest else ""
     return Finding(f"Hardly anything is waited for: {shown_share(share)} is computing{among}.", 0.0)
+
+
+def _reads_alone(analysis: Analysis) -> Finding:
+    """Of programs of which only the opens and reads were recorded."""
+    total = analysis.total
+    seconds = total.exposed(*IO)
+    nbytes = sum(total.categories[each].nbytes for each in READERS if each in total.categories)
+    return Finding(
+        f"Files were read in {shown_share(total.share(*IO))} of the time "
+        f"({shown_seconds(seconds)} of {shown_seconds(total.seconds)}), "
+        f"{shown_nbytes(nbytes)} in all. What the program did meanwhile was not recorded: "
+        "hyperslab.trace.steps(batches) around its loop tells what it waited for.",
+        seconds,
+    )
 
 
 def _largest(period: Period, *among: Category) -> list[Category]:
@@ -107,7 +126,7 @@ def _samples(analysis: Analysis, what_ifs: list[WhatIf]) -> Iterator[Finding]:
         when = f"epoch {worst}"
     text = (
         f"{_who(analysis)} waited {shown_share(period.share(*IO))} of {when} for "
-        f"{_waited_for(period)} ({shown_seconds(period.exposed(*IO))} of "
+        f"{_waited_for(analysis, period)} ({shown_seconds(period.exposed(*IO))} of "
         f"{shown_seconds(period.seconds)})"
     )
     if others and not alike:
@@ -120,8 +139,10 @@ def _samples(analysis: Analysis, what_ifs: list[WhatIf]) -> Iterator[Finding]:
     yield Finding(f"{text}{advice}.{_would(what_ifs, 'io_free')}", analysis.total.exposed(*IO))
 
 
-def _waited_for(period: Period) -> str:
+def _waited_for(analysis: Analysis, period: Period) -> str:
     """What makes up most of it, with shares where there are several."""
+    if not any(each in analysis.total.categories for each in READERS):
+        return "batches"
     whole = period.exposed(*IO)
     parts = [each for each in _largest(period, *IO) if period.exposed(each) >= 0.1 * whole]
     if len(parts) == 1:
@@ -151,8 +172,7 @@ def _advice(analysis: Analysis, category: Category, epoch: int) -> str:
 
 
 def _about_nobody(analysis: Analysis, epoch: int) -> str:
-    total = analysis.total
-    if not any(each in total.categories for each in IO if each is not Category.wait):
+    if not any(each in analysis.total.categories for each in READERS):
         return "; what makes batches was not recorded"
     if _first_step_share(analysis, epoch) > 0.5:
         return ", most of it before its first step, while the loader started"
@@ -227,18 +247,27 @@ _ADVICE = {
     Category.checkpoint: "fewer of them would do",
     Category.evaluation: "a larger eval_batch_size, or fewer evaluations, would shorten it",
     Category.optimizer: "a fused optimizer would shorten it",
-    Category.other: 'hyperslab.span("...") around code of your own shows what it is',
 }
 
 
 def _others(analysis: Analysis) -> Iterator[Finding]:
     total = analysis.total
     for category, advice in _ADVICE.items():
-        seconds, share = total.exposed(category), total.share(category)
-        if share < (LEAST_OTHER if category is Category.other else 2 * LEAST_SHARE):
-            continue
-        text = f"{shown_share(share)} of the time went to {WORDS[category]}; {advice}."
-        yield Finding(text, seconds)
+        share = total.share(category)
+        if share >= 2 * LEAST_SHARE:
+            text = f"{shown_share(share)} of the time went to {WORDS[category]}; {advice}."
+            yield Finding(text, total.exposed(category))
+
+
+def _untold(analysis: Analysis) -> Iterator[Finding]:
+    """It comes after all that is told."""
+    share = analysis.total.share(Category.other)
+    if share >= LEAST_OTHER:
+        yield Finding(
+            f"No span tells of {shown_share(share)} of the time; "
+            'hyperslab.span("...") around code of your own does.',
+            analysis.total.exposed(Category.other),
+        )
 
 
 def _late(straggler: Straggler, what_ifs: list[WhatIf]) -> Finding:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.trace.analysis.analysis import Period, RankReport
 from hyperslab.trace.analysis.iteration import Iteration
 from hyperslab.trace.analysis.lanes import Lane
+from hyperslab.trace.analysis.periods import Period
+from hyperslab.trace.analysis.rank_report import RankReport
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report

@@ -262,7 +262,7 @@ class Lines {
   draw() {
     const names = Object.keys(this.series), canvas = this.canvas, ratio = devicePixelRatio || 1;
     this.key.replaceChildren(...names.flatMap((name, i) =>
-      [make("span", { style: `background:${Lines.colours[i % Lines.colours.length]}` }), name]));
+      [make("span", { style: `background:${Lines.colours[i % Lines.colours.length]}` }), shown(name)]));
     const wide = canvas.clientWidth || 900, tall = 170;
     canvas.width = wide * ratio;
     canvas.height = tall * ratio;
