@@ -96,6 +96,17 @@ def test_a_loop_within_a_loop_and_an_evaluation_only_wait(tmp_path):
     assert len(trace.of(Category.evaluation)) == len(trace.of(Category.epoch)) == 1
 
 
+def test_a_loop_that_somebody_still_holds_ends_with_the_next_one(data, tmp_path):
+    with hs.trace.recording(tmp_path / "trace"), hs.Loader(data, batch_size=4) as loader:
+        held = iter(loader.numpy())
+        next(held)
+        for _ in loader.numpy():
+            pass
+    trace = load_trace(tmp_path)
+    assert places(trace, Category.step) == [(1, 3), (1, 4), (1, 5)]
+    assert places(trace, Category.epoch) == [(0, -1), (1, -1)]
+
+
 def test_a_loop_that_is_left_ends_its_epoch(tmp_path):
     with hs.trace.recording(tmp_path):
         for _ in hs.trace.steps(range(5)):

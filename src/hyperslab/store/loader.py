@@ -27,7 +27,7 @@ from hyperslab.store.peers import Peers, SingleProcess, check_alike
 from hyperslab.store.pipeline import Deliver, Pipeline, num_readers
 from hyperslab.store.placement import Placement, assign_owners
 from hyperslab.store.staging import shares_of_node, staged
-from hyperslab.trace import steps
+from hyperslab.trace.loop import steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -220,7 +220,7 @@ class Loader:
         if self._is_within and self._at.sample:  # the last loop was left before its end
             self._at = Position(self._at.epoch + 1, 0)
         number = self._schedule.number_of(self._at)
-        return steps(self._taken(deliver), epoch=self._at.epoch, first_step=number)
+        return steps_of(id(self), self._taken(deliver), self._at.epoch, number)
 
     def _taken(self, deliver: Deliver) -> Iterator[Any]:
         pipeline = self._pipeline = self._pipeline or self._begin_pipeline()

@@ -19,17 +19,20 @@ _EXPOSED = int(Flag.exposed)
 class Loop:
     """An epoch of the main loop, which begins now, as does its first step."""
 
-    def __init__(self, recorder: Recorder | None, epoch: int, first_step: int) -> None:
-        """Without a recorder it does nothing."""
+    def __init__(
+        self, recorder: Recorder | None, epoch: int, first_step: int, source: int = 0
+    ) -> None:
+        """Without a recorder it does nothing; ``source`` tells whose batches they are."""
         self._recorder, self._epoch, self._step = recorder, epoch, first_step
+        self.source = source
         if recorder is not None:
             self._epoch_start = self._step_start = recorder.now()
             self._place(recorder, epoch, first_step)
-            recorder.is_in_loop = True
+            recorder.main_loop = self
 
     def end_step(self) -> None:
         """The next step begins with it."""
-        if (recorder := self._recorder) is None:
+        if (recorder := self._recorder) is None or recorder.main_loop is not self:
             return
         stop = recorder.now()
         recorder.add(Category.step, "step", self._step_start, stop)
@@ -42,12 +45,12 @@ class Loop:
             self._place(self._recorder, self._epoch, -1)
 
     def end(self) -> None:
-        if (recorder := self._recorder) is None:
+        if (recorder := self._recorder) is None or recorder.main_loop is not self:
             return
         self.end_steps()
         recorder.add(Category.epoch, "epoch", self._epoch_start, recorder.now())
         recorder.next_step = self._step
-        recorder.is_in_loop = False
+        recorder.main_loop = None
         self._place(recorder, -1, -1)
 
     def _place(self, recorder: Recorder, epoch: int, step: int) -> None:
@@ -64,12 +67,22 @@ def steps(
     ``first_step`` on, or from where those before have ended. Loaders of hyperslab do all this by
     themselves. In a loop within a loop, and within ``evaluation``, only waiting is recorded.
     """
+    return steps_of(id(batches), batches, epoch, first_step)
+
+
+def steps_of(
+    source: int, batches: Iterable[Batch], epoch: int, first_step: int | None
+) -> Iterator[Batch]:
+    """As ``steps``; a loop before that was left in the midst, over the same source, has ended."""
     recorder = active.recorder
     if recorder is None or recorder.is_awaited:
         yield from batches
         return
     first = recorder.next_step if first_step is None else first_step
-    loop = Loop(None if recorder.is_in_loop else recorder, epoch, first)
+    if isinstance(recorder.main_loop, Loop) and recorder.main_loop.source == source:
+        recorder.main_loop.end()
+    is_free = recorder.main_loop is None and not recorder.is_evaluating
+    loop = Loop(recorder if is_free else None, epoch, first, source)
     try:
         for batch in _awaited(batches, recorder):
             yield batch
@@ -102,9 +115,9 @@ def evaluation(name: str = "evaluation") -> Iterator[None]:
     if recorder is None:
         yield
         return
-    before, recorder.is_in_loop = recorder.is_in_loop, True
+    before, recorder.is_evaluating = recorder.is_evaluating, True
     try:
         with active.around(Category.evaluation, name):
             yield
     finally:
-        recorder.is_in_loop = before
+        recorder.is_evaluating = before

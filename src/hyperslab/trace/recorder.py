@@ -108,8 +108,10 @@ class Recorder:
         self.now = self.clock.now
         self.loop = Place()
         """Where the main loop is, and with it all threads that have no place of their own."""
-        self.is_in_loop = self.is_awaited = False
-        """Whether somebody tells of steps already, and of waiting for the next batch."""
+        self.main_loop: object = None
+        """Who tells of steps."""
+        self.is_evaluating = self.is_awaited = False
+        """Whether loops do not train, and whether somebody tells of waiting for the next batch."""
         self.next_step = 0
         self._local = threading.local()
         self._lock = threading.RLock()
