@@ -12,8 +12,8 @@ MUTANTS = [
     ),
     Mutant(
         "trace/analysis/attribution.py",
-        "        left = left - given\n",
-        "",
+        "left = left - given",
+        "left = left - Intervals()",
         "trace/analysis/test_attribution.py",
         "a moment is given to all who claim it",
     ),
