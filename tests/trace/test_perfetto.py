@@ -107,6 +107,7 @@ def test_perfetto_reads_what_was_exported(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_perfetto_keeps_every_span_of_a_large_trace(tmp_path):
     write_random_trace(tmp_path / "t", 20_000)
     trace = load_trace(tmp_path / "t")

@@ -422,6 +422,12 @@ def test_programs_that_are_not_there_and_folders_with_another_run_are_refused(tm
         run_program(["cat", str(data)], tmp_path / "traced")
 
 
+def test_a_folder_that_cannot_be_told_to_the_system_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a b"))
+    with pytest.raises(ConfigError, match="has a space or a colon in its name"):
+        run_program(["true"], tmp_path)
+
+
 def test_the_recorder_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = module.build_recorder()

@@ -108,6 +108,11 @@ def build_recorder() -> Path:
     key = hashlib.sha256(source + about.encode()).hexdigest()[:20]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperslab"
     library = cache / f"posix-{key}.so"
+    if any(each in str(library) for each in " :"):
+        raise ConfigError(
+            f"{library} cannot be preloaded: its folder has a space or a colon in its name; set "
+            "XDG_CACHE_HOME to one that has none"
+        )
     if not library.exists():
         _compile(compiler, source, library)
     return library

@@ -12,6 +12,8 @@ from hyperslab.errors import FormatError
 
 _PIECE = 1 << 20
 _GZIP = b"\x1f\x8b"
+_MOST_CHARACTERS = 1 << 26
+"""Of one item of JSON: what is longer is damaged."""
 _DECODER = json.JSONDecoder()
 
 
@@ -149,7 +151,7 @@ class JsonEvents:
 
     def _read_on(self) -> bool:
         piece = next(self._pieces, None)
-        if piece is None:
+        if piece is None or len(self._text) - self._at > _MOST_CHARACTERS:
             return False
         self._text, self._at = self._text[self._at :] + piece, 0
         return True
