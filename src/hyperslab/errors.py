@@ -1,6 +1,6 @@
 """Every error that hyperslab raises on purpose, and the words that many of them share."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -28,6 +28,10 @@ class UnsupportedOp(HyperslabError, NotImplementedError):  # noqa: N818 - a publ
     """A torch function that has no exact rule for a split tensor."""
 
 
+MAX_LISTED = 8
+"""Names in one message."""
+
+
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raises unless ``value`` of the setting ``name`` is one of ``choices``."""
     if value not in choices:
@@ -42,3 +46,9 @@ def did_you_mean(wrong: str, known: Iterable[str], lead: str = "", cutoff: float
     """
     near = get_close_matches(wrong, list(known), 1, cutoff)
     return f"{lead}did you mean {near[0]!r}?" if near else ""
+
+
+def listed(words: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    more = f" and {len(words) - MAX_LISTED} more" if len(words) > MAX_LISTED else ""
+    return ", ".join(words[:MAX_LISTED]) + more

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hyperslab as hs
+from hyperslab.io.opening import looked_at
 
 
 def save_all(folder, names, **values):
@@ -112,6 +113,21 @@ def test_label_maps_that_do_not_fit_are_listed(tmp_path):
         paired(images, all_odd)
     blocks = save_all(tmp_path / "blocks", "abcd", **dict.fromkeys("abcd", (2, 1))) / "*.npy"
     assert paired(images, blocks) == [0, 1, 2, 3]
+
+
+def test_label_maps_may_differ_from_each_other_as_their_images_do(tmp_path):
+    sizes = {"b": (4, 6), "d": (7, 5)}
+    images = save_all(tmp_path / "images", "abcd", **sizes) / "*.npy"
+    labels = save_all(tmp_path / "labels", "abcd", **sizes) / "*.npy"
+    data = hs.open(images, axes="HW").beside(label=hs.open(labels, axes="HW"))
+    indexed = looked_at(data.manifest)
+    for name in ("data", "label"):
+        assert [indexed[i].arrays[name].shape for i in range(4)] == [(4, 5), (4, 6), (4, 5), (7, 5)]
+    np.save(tmp_path / "labels" / "d.npy", np.zeros((5, 7), np.int16))
+    with pytest.raises(
+        hs.FormatError, match=r"1 of 4 files of 'label' .*: labels/d\.npy has int16"
+    ):
+        hs.open(images, axes="HW").beside(label=hs.open(labels, axes="HW"))
 
 
 def test_a_label_file_that_cannot_be_read_is_told_when_it_is(tmp_path):

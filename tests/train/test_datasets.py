@@ -116,3 +116,13 @@ def test_dims_of_labels_are_those_of_the_samples_or_are_said(folder):
 def test_labels_of_parts_that_have_no_files_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         DataConfig(files="x", beside={"label": "b"}, **settings)
+
+
+def test_every_part_gets_a_sample_or_it_is_told_that_there_are_too_few(folder):
+    save(folder / "images", range(8))
+    parts = opened(files="images/*.npy", validation=0.5, test=0.49)
+    assert [len(parts[name]) for name in ("train", "validation", "test")] == [1, 3, 4]
+    assert len(opened(files="images/*.npy", validation=0.01)["validation"]) == 1
+    words = r"data\.validation = 0\.1 and data\.test = 0\.1 leave none of 2 samples to train on"
+    with pytest.raises(ConfigError, match=words):
+        opened(files=["images/0.npy", "images/1.npy"], validation=0.1, test=0.1)

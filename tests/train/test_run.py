@@ -246,7 +246,6 @@ def test_a_folder_that_holds_a_run_is_not_written_to_unasked(files, straight):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["data.test=0.5", "data.validation=0.49"], "leave none of 8 samples to train on"),
         (["task.target=label"], "'label' is not among the targets of the data, which are unitPar"),
         (["model.options={size = 64}"], "of 64x64x64 and is given 16x16x16"),
         (["model.name=cosmoflo"], "cosmoflow"),

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import ConfigError, FormatError
+from hyperslab.errors import ConfigError, FormatError, listed
 from hyperslab.io.engine.threads import for_each
 from hyperslab.io.index import save_manifest
 from hyperslab.io.manifest import Manifest, Source, version_of
-from hyperslab.io.pairing import as_target, listed, pair
+from hyperslab.io.pairing import as_target, pair
 from hyperslab.io.reader import ArrayReader
 from hyperslab.io.schedule import Indices, split_samples
 from hyperslab.io.spec import (

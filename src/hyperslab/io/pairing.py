@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from hyperslab.errors import ConfigError
+from hyperslab.errors import ConfigError, listed
 from hyperslab.io.formats.csv_table import SUFFIXES as TABLE_SUFFIXES, CsvFile
 from hyperslab.io.manifest import Manifest, SourceFile
 from hyperslab.io.reader import suffix_of
@@ -21,7 +21,6 @@ from hyperslab.io.spec import check_on_grid, has_same_space
 
 BY_ORDER = "order"
 BY_ROW = "row"
-MAX_LISTED = 8
 
 Key = tuple[str, ...] | None
 Way = Callable[[SourceFile], Key]
@@ -323,9 +322,3 @@ def _by_key(files: Sequence[SourceFile], way: Way) -> dict[tuple[str, ...], list
 
 def _listed(paths: Sequence[Path]) -> str:
     return listed([f"{path.parent.name}/{path.name}" for path in paths])
-
-
-def listed(words: Sequence[str]) -> str:
-    """The first few of them, and how many more there are."""
-    more = f" and {len(words) - MAX_LISTED} more" if len(words) > MAX_LISTED else ""
-    return ", ".join(words[:MAX_LISTED]) + more

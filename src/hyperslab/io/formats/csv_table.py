@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyperslab.errors import FormatError
+from hyperslab.errors import FormatError, listed
 from hyperslab.io.engine.files import DataFile
 from hyperslab.io.formats.npy import NAME, check_names
 from hyperslab.io.reader import ArrayReader, Format, Storage
 from hyperslab.layout import Box
 
 SUFFIXES = (".csv", ".tsv")
-MAX_LISTED = 4
 DELIMITERS = ",;\t"
 MAX_NBYTES = 1 << 30
 """A table of this size is none of targets."""
@@ -52,7 +51,7 @@ class CsvFile:
         odd = [f"line {line} has {len(cells)}" for line, cells in rows if len(cells) != len(names)]
         if odd:
             raise FormatError(
-                f"{path} has {len(names)} columns ({', '.join(names)}), but {_listed(odd)} cells"
+                f"{path} has {len(names)} columns ({', '.join(names)}), but {listed(odd)} cells"
             )
         cells = tuple(tuple(cell.strip() for cell in row) for _, row in rows)
         return cls(path, names, cells, tuple(line for line, _ in rows))
@@ -63,7 +62,7 @@ class CsvFile:
     def place(self, name: str) -> int:
         if name not in self.header:
             raise FormatError(
-                f"{self.path} has no column {name!r}: it has {', '.join(map(repr, self.header))}"
+                f"{self.path} has no column {name!r}: it has {listed([*map(repr, self.header)])}"
             )
         return self.header.index(name)
 
@@ -86,7 +85,7 @@ class CsvFile:
         if odd:
             raise FormatError(
                 f"{self.path} has {len(odd)} of {len(cells) * len(columns)} cells that are no "
-                f"finite numbers: {_listed(odd)}"
+                f"finite numbers: {listed(odd)}"
             )
         return np.array([[float(text) for text in row] for row in cells], np.float64)
 
@@ -109,7 +108,7 @@ class CsvTable(Format):
     ) -> list[ArrayReader]:
         check_names(path, names)
         table = CsvFile.read(path)
-        return [TableArray(path, table.numbers(columns_of(table, columns)))]
+        return [ValuesArray(table.numbers(columns_of(table, columns)), "text")]
 
 
 def columns_of(
@@ -124,20 +123,20 @@ def columns_of(
     return columns
 
 
-class TableArray(ArrayReader):
-    """Numbers that were read from a text."""
+class ValuesArray(ArrayReader):
+    """Rows of numbers that were read with their file."""
 
     axes = "N"
 
-    def __init__(self, path: Path, values: NDArray[Any]) -> None:
-        self._values, self._nbytes = values, path.stat().st_size
+    def __init__(self, values: NDArray[Any], kind: str) -> None:
+        self._values, self._kind = values, kind
         self.shape, self.dtype = values.shape, values.dtype
 
     def read(self, box: Box, out: NDArray[Any]) -> None:
         out[...] = self._values[tuple(slice(*span) for span in box.spans)]
 
     def storage(self) -> Storage:
-        return Storage(kind="text", nbytes=self._nbytes)
+        return Storage(kind=self._kind, nbytes=self._values.nbytes)
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
@@ -166,8 +165,3 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text)) and "_" not in text
     except ValueError:
         return False
-
-
-def _listed(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MAX_LISTED} more" if len(words) > MAX_LISTED else ""
-    return ", ".join(words[:MAX_LISTED]) + more

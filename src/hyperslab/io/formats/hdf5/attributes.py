@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
 from hyperslab.io.engine.files import DataFile
+from hyperslab.io.formats.csv_table import ValuesArray
 from hyperslab.io.formats.hdf5.library import library
 from hyperslab.io.formats.npy import NAME, check_names
-from hyperslab.io.reader import ArrayReader, Format, Storage
-from hyperslab.layout import Box
+from hyperslab.io.reader import ArrayReader, Format
 
 
 class Hdf5Attributes(Format):
@@ -49,20 +48,4 @@ class Hdf5Attributes(Format):
             )
         row = values.astype(dtype or (np.int64 if values.dtype.kind in "biu" else np.float64))
         is_number = isinstance(attributes, str) and len(row) == 1
-        return [AttributesArray(row if is_number else row[None])]
-
-
-class AttributesArray(ArrayReader):
-    """Numbers that were read with the file."""
-
-    axes = "N"
-
-    def __init__(self, values: NDArray[Any]) -> None:
-        self._values = values
-        self.shape, self.dtype = values.shape, values.dtype
-
-    def read(self, box: Box, out: NDArray[Any]) -> None:
-        out[...] = self._values[tuple(slice(*span) for span in box.spans)]
-
-    def storage(self) -> Storage:
-        return Storage(kind="attributes", nbytes=self._values.nbytes)
+        return [ValuesArray(row if is_number else row[None], "attributes")]
