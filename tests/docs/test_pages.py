@@ -18,6 +18,7 @@ from hyperslab.train.preset_list import PRESETS
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "data.md": ["slice.png"],
+    "few-labels.md": ["runs/collisions/figures/filters.png", "runs/few/model.safetensors"],
     "plan.md": ["curves.png", "plan.html"],
     "quickstart.md": ["runs/quick/figures/predictions.png", "quick.safetensors"],
     "security.md": [],
@@ -72,6 +73,7 @@ def run_console(run_python, text, folder):
     "page",
     [
         pytest.param("data.md", marks=pytest.mark.slow),
+        pytest.param("few-labels.md", marks=pytest.mark.slow),
         "plan.md",
         "security.md",
         "speed.md",

@@ -97,6 +97,22 @@ SMALL = {
         ["model.options={classes = 10, base_channels = 4}", "optimizer.lr=1e-4"],
     ),
     "autoencoder-wide": WIDE,
+    "autoencoder-dense": (
+        "images",
+        [
+            'model.options={inputs = 12288, hidden = [6, 4], activation = "sigmoid"}',
+            "stages.epochs=[0, 0]",
+        ],
+    ),
+    "autoencoder-conv": ("cosmo", ["model.options={channels = [4, 4]}", "stages.epochs=[0, 0]"]),
+    "finetune": (
+        "cosmo",
+        [
+            "model.options={channels = [4, 4]}",
+            "data.labelled_fraction=1",
+            "finetune.from_scratch=true",
+        ],
+    ),
 }
 """The kind of files, and settings that make the network small."""
 

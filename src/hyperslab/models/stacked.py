@@ -190,7 +190,8 @@ class TiedLinear(nn.Module):
 class EncoderHead(nn.Module):
     """The encoder of a stack, and dense layers that make ``outputs`` numbers of its code.
 
-    Codes with space are averaged to ``cells`` cells along each of its dims. ``frozen`` leaves the
+    Codes with space are averaged to ``cells`` cells along each of its dims, and ``standardize``
+    gives their numbers mean 0 and variance 1 over the batch. ``frozen`` leaves the
     encoder as it is, its running statistics too. ``sample_shape`` is that of one sample, channels
     first.
     """
@@ -203,6 +204,7 @@ class EncoderHead(nn.Module):
         *,
         hidden: Sequence[int] = (),
         cells: int = 1,
+        standardize: bool = False,
         dropout: float = 0.0,
         frozen: bool = False,
     ) -> None:
@@ -214,7 +216,14 @@ class EncoderHead(nn.Module):
         self.encoder, self.flattens, self.frozen = stack.encoder, stack.flattens, frozen
         self.encoder.requires_grad_(not frozen)
         shape = code_shape(stack, sample_shape)
-        head = _make_head(shape, outputs, hidden, cells, dropout)
+        layers, width = _make_entry(shape, cells)
+        if standardize:
+            layers.append(nn.BatchNorm1d(width))
+        for each in hidden:
+            layers += [nn.Linear(width, each), nn.ReLU()]
+            layers += [nn.Dropout(dropout)] if dropout else []
+            width = each
+        head = nn.Sequential(*layers, nn.Linear(width, outputs))
         like = next(stack.encoder.parameters(), torch.empty(0))
         self.head = head.to(like.device, like.dtype)
 
@@ -249,21 +258,14 @@ def code_shape(stack: StackedAutoencoder, sample_shape: Sequence[int]) -> tuple[
     return tuple(code.shape[1:])
 
 
-def _make_head(
-    shape: Sequence[int], outputs: int, hidden: Sequence[int], cells: int, dropout: float
-) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    if len(shape) > 1:
-        if not 2 <= len(shape) <= 4:
-            raise ConfigError(f"a code of {shown_shape(shape)} has no head: it has no channels")
-        layers.append(POOLS[len(shape) - 2](cells))
-        shape = (shape[0], *[cells] * (len(shape) - 1))
-    layers.append(nn.Flatten())
-    width = math.prod(shape)
-    for each in hidden:
-        layers += [nn.Linear(width, each), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
-        width = each
-    return nn.Sequential(*layers, nn.Linear(width, outputs))
+def _make_entry(shape: Sequence[int], cells: int) -> tuple[list[nn.Module], int]:
+    """What makes a row of numbers of a code, and how many there are."""
+    if len(shape) == 1:
+        return [nn.Flatten()], shape[0]
+    if not 2 <= len(shape) <= 4:
+        raise ConfigError(f"a code of {shown_shape(shape)} has no head: it has no channels")
+    pool = POOLS[len(shape) - 2](cells)
+    return [pool, nn.Flatten()], shape[0] * cells ** (len(shape) - 1)
 
 
 def check_activation(name: str) -> type[nn.Module]:

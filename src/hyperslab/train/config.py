@@ -390,6 +390,9 @@ class FinetuneConfig:
     cells: int = 1
     """A code with space is averaged to so many cells along each dim before them."""
 
+    standardize: bool = False
+    """Gives the numbers of the code mean 0 and variance 1 over the batch (BatchNorm)."""
+
     dropout: float = 0.0
     """After each of ``hidden``."""
 

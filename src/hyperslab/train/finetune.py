@@ -34,6 +34,12 @@ def with_head(model: nn.Module, config: Config, data: Dataset) -> EncoderHead:
             "finetune.run is not set: name the folder of a pre-trained run, such as --set "
             "finetune.run=runs/autoencoder-conv (or finetune.from_scratch=true, to compare)"
         )
+    size = config.data.batch_size // config.train.accumulate
+    if asked.standardize and len(data) % size == 1 and not config.data.drop_last:
+        raise ConfigError(
+            "finetune.standardize has no variance of one sample, which the last batch of "
+            f"{len(data)} by {size} has: choose another data.batch_size, or data.drop_last = true"
+        )
     outputs = asked.outputs or len(config.task.names)
     if not outputs:
         raise ConfigError(
@@ -46,6 +52,7 @@ def with_head(model: nn.Module, config: Config, data: Dataset) -> EncoderHead:
         outputs,
         hidden=asked.hidden,
         cells=asked.cells,
+        standardize=asked.standardize,
         dropout=asked.dropout,
         frozen=asked.frozen,
     )
