@@ -74,10 +74,10 @@ def test_the_io_that_a_throttled_reader_exposes_is_found(
     found = hs.trace.report(tmp_path)
     for truth, period in zip(waited, found.analysis.epochs.values(), strict=True):
         assert period.exposed(*IO) == pytest.approx(truth, rel=0.05, abs=0.01)
-        # Each sample is a read, and what of it was not waited for was hidden.
-        assert period.categories[Category.read].thread_seconds >= 24 * read
-    if not compute:
-        assert "for reads" in found.verdict
+        if compute:  # some reads go on meanwhile
+            assert period.categories[Category.read].hidden_seconds > 2 * read
+        else:
+            assert period.exposed(Category.read) > truth / 2
 
 
 @pytest.mark.slow
