@@ -4,7 +4,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = "cli comm dist_ops io kernels layout models nn partial.py planner store synth testing train trace"
+PACKAGES = (
+    "cli comm dist_ops io kernels layout models nn partial.py planner store synth testing train "
+    "trace"
+)
 
 
 @pytest.fixture(autouse=True)
