@@ -4,9 +4,9 @@
     python benchmarks/tournament.py --quick
 
 *Quality*: four trainers, one rank each, learn synthetic cosmology, all from the same samples, with
-learning rates that a seed has drawn from a range; with matches, and the same four without any, for as many steps. Compared are
-the losses on validation samples that nobody has learned from: of the tournament's winner, of the
-mean and of the best of the four that trained alone, for three seeds.
+learning rates that a seed has drawn from a range; with matches, and the same four without any, for
+as many steps. Compared are the losses on validation samples that nobody has learned from: of the
+tournament's winner, of the mean and of the best of the four that trained alone, for three seeds.
 
 *Exchange*: two trainers of two ranks swap a model of 38 MB, whole on every rank: laid out in memory
 by each, and read by both ranks of the other. Its time is that of the slowest rank, and the bar is

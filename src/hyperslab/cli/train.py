@@ -176,8 +176,10 @@ def _run(config: Config, resume: bool, as_json: bool, trainer: int | None) -> in
     from hyperslab.train.run import run
 
     _check_trainer(config, trainer)
-    is_back = resume or trainer is not None
-    outcome = run(config, resume=is_back, ends_process=True, trainer=trainer)
+    if trainer is None:
+        outcome = run(config, resume=resume, ends_process=True)
+    else:
+        outcome = run(config, resume=True, ends_process=True, trainer=trainer)
     if outcome.is_told:
         print_news(json.dumps(outcome.summary, indent=2) if as_json else draw(outcome.report()))
     return outcome.exit_code
