@@ -131,7 +131,8 @@ def train(
     if launch:
         with told_once(launch, with_traceback=with_traceback):
             check_launched(launch, ranks)
-            code = _run(_config(source, changes, folder), resume, as_json, trainer)
+            config = _config(source, changes, folder)
+            code = _run(config, resume, as_json, trainer, rank=launch.rank)
     else:
         config = _config(source, changes, folder)
         _check_trainer(config, trainer)
@@ -139,7 +140,7 @@ def train(
         if chosen.num > 1 or chosen.advice:
             print_news(_announcement(chosen), err=True)
         if chosen.num == 1:
-            code = _run(config, resume, as_json, trainer)
+            code = _run(config, resume, as_json, trainer, rank=0)
         else:
             flags = {"--traceback": with_traceback, "train": True}
             flags |= {"--resume": resume, "--json": as_json}
@@ -171,14 +172,16 @@ def _check_trainer(config: Config, trainer: int | None) -> None:
         )
 
 
-def _run(config: Config, resume: bool, as_json: bool, trainer: int | None) -> int:
+def _run(config: Config, resume: bool, as_json: bool, trainer: int | None, *, rank: int) -> int:
     """Trains as one rank, and returns the exit code; one rank prints what came of it."""
     from hyperslab.train.run import run
 
     _check_trainer(config, trainer)
-    is_back = resume or trainer is not None
-    outcome = run(config, resume=is_back, ends_process=True, trainer=trainer)
-    if outcome.is_told:
+    if trainer is None:
+        outcome = run(config, resume=resume, ends_process=True)
+    else:
+        outcome = run(config, resume=True, ends_process=True, trainer=trainer)
+    if rank == 0 if config.tournament.trainers == 1 else outcome.is_told:
         print_news(json.dumps(outcome.summary, indent=2) if as_json else draw(outcome.report()))
     return outcome.exit_code
 

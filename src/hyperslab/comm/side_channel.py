@@ -140,9 +140,9 @@ class _Fault(NamedTuple):
 def do_together(call: Callable[[], Result], channel: SideChannel) -> Result:
     """What ``call`` returns; an error that it raises on one rank is raised on all of them."""
     result, fault, cause = _attempt(call, channel.rank)
-    faults = [each for each in channel.tell_all(fault) if each]
-    if faults:
-        raise faults[0].error_type(faults[0].text) from cause
+    if channel.post_max(fault is not None)():  # a number, which is sent sooner than words
+        first = next(each for each in channel.tell_all(fault) if each)
+        raise first.error_type(first.text) from cause
     return cast(Result, result)
 
 

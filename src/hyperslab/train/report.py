@@ -255,7 +255,7 @@ class Outcome:
     summary: dict[str, Any]
     exit_code: int = 0
     is_told: bool = True
-    """Whether this process is of those whose rank 0 tells the user; one trainer does of several."""
+    """Whether this process is the one to tell the user: rank 0, in a tournament of one trainer."""
 
     def report(self) -> list[RenderableType]:
         """How it ended, its scores, and where figures and weights are, as far as there are any."""

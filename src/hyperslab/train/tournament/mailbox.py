@@ -122,6 +122,8 @@ class Mailbox:
         self._nodes = channel.tell_all(node_name())
         """Of the trainer's ranks."""
         self._layout: _Layout | None = None
+        self._told: tuple[_Layout, list[tuple[RankOffer, Sequence[Any]]]] | None = None
+        """What the ranks have told each other of a layout."""
         self._segment: Segment | None = None
         self._mapped: dict[Address, NDArray[np.uint8]] = {}
         self._timeout = mesh.timeout
@@ -141,11 +143,15 @@ class Mailbox:
         for piece in mine:
             _view(room, piece)[...] = _raw_piece(tensors[piece.name], "cpu")[0].numpy()
         header[0] = number
-        assert self._segment is not None
-        at = self._segment.address
-        offer = RankOffer(self._nodes[self._mesh.rank], at.path, at.nbytes, at.inode, mine)
-        store = self._store[1] if self._store else ()
-        told = self._channel.tell_all((offer, store))  # and all have copied
+        if self._told is None or self._told[0] is not layout:
+            assert self._segment is not None
+            at = self._segment.address
+            offer = RankOffer(self._nodes[self._mesh.rank], at.path, at.nbytes, at.inode, mine)
+            store = self._store[1] if self._store else ()
+            self._told = layout, self._channel.tell_all((offer, store))
+        else:
+            self._channel.post_max(0)()  # all have copied
+        told = self._told[1]
         return Offer(number, tuple(each for each, _ in told), layout.cut, told[0][1])
 
     def read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:

@@ -52,7 +52,7 @@ from hyperslab.train.tournament.rules import (
 
 _log = logging.getLogger("hyperslab")
 
-POLL_SECONDS = (0.002, 0.05)
+POLL_SECONDS = (0.0002, 0.05)
 """From one look at the board to the next: at first, and at most."""
 LOG = "log.jsonl"
 MEET_SECONDS = 600.0
