@@ -1,7 +1,7 @@
 """Does pre-training without labels help where labels are few?
 
     python benchmarks/few_labels.py                  # 1, 5, 20 and 100% of the labels, three seeds
-    python benchmarks/few_labels.py --quick          # little data, 5% and 100%, one seed: does it run?
+    python benchmarks/few_labels.py --quick          # little data, one seed: does it run?
 
 On synthetic universes (errors of four cosmological parameters) and collisions (AUC of signal
 against background) a stacked autoencoder is pre-trained on all samples to train on, without labels.
