@@ -1,7 +1,7 @@
 """Does pre-training without labels help where labels are few?
 
     python benchmarks/few_labels.py                  # 1, 5, 20 and 100% of the labels, three seeds
-    python benchmarks/few_labels.py --quick          # less data, 5% and 100%, one seed
+    python benchmarks/few_labels.py --quick          # little data, one seed: does it run?
 
 On synthetic universes (errors of four cosmological parameters) and collisions (AUC of signal
 against background) a stacked autoencoder is pre-trained on all samples to train on, without labels.
@@ -14,6 +14,7 @@ validation score. Scores are those of the test part, which nothing was chosen by
 test have all their labels. What pre-training takes in time comes on top, and is printed.
 """
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -33,7 +34,7 @@ from hyperslab.train.write_config import config_to_toml
 
 FRACTIONS = (0.01, 0.05, 0.2, 1.0)
 FEW = 0.05
-RATES = (1e-3, 3e-3, 1e-2)
+RATES = (3e-3, 1e-2)
 SIDES = ("pretrained", "scratch")
 ALIKE = ["mesh.device=cpu", "run.tensorboard=false", "run.figures=false", "run.log_every=50"]
 
@@ -58,7 +59,7 @@ class Case:
 def cases(quick):
     cosmo = Case(
         name="cosmology",
-        recipe=Universes(size=32, count=200 if quick else 1000),
+        recipe=Universes(size=16 if quick else 32, count=60 if quick else 1000),
         score="mse",
         higher_is_better=False,
         beside=("r2/sigma_8", "r2/Omega_m"),
@@ -72,11 +73,11 @@ def cases(quick):
             "train.epochs=1",
         ],
         tuning=["task.names=['Omega_m','sigma_8','n_s','H_0']", "finetune.outputs=4"],
-        steps=60 if quick else 100,
+        steps=20 if quick else 60,
     )
     hep = Case(
         name="collisions",
-        recipe=Collisions(shape=(32, 32), count=600 if quick else 4000, per_file=200),
+        recipe=Collisions(shape=(32, 32), count=200 if quick else 2000, per_file=100),
         score="auc",
         higher_is_better=True,
         beside=(),
@@ -96,7 +97,7 @@ def cases(quick):
             "task.names=['background','signal']",
             "finetune.outputs=2",
         ],
-        steps=60 if quick else 400,
+        steps=20 if quick else 200,
     )
     return [cosmo, hep]
 
@@ -157,9 +158,9 @@ def _without_run(config):
     return config_to_toml(replace(config, finetune=asked))
 
 
-def choose_rate(case, trial, side, rates):
+def choose_rate(case, trial, side):
     """The learning rate with the best validation score at 5% of the labels."""
-    scores = {lr: trial.tune(side, FEW, lr) for lr in rates}
+    scores = {lr: trial.tune(side, FEW, lr) for lr in RATES}
     best = (max if case.higher_is_better else min)(
         scores, key=lambda lr: scores[lr]["validation"][case.score]
     )
@@ -169,27 +170,25 @@ def choose_rate(case, trial, side, rates):
 def measure(case, seeds, fractions, folder, quiet):
     data = folder / f"data-{case.name}"
     produce(case.recipe, data)
-    rows, rates, seconds, tried = [], {}, [], {}
-    for seed in seeds:
-        trial = Trial(case, seed, data, folder)
-        seconds.append(trial.pretrain())
-        for side in SIDES:
-            if side not in rates:
-                rates[side], tried[side] = choose_rate(case, trial, side, RATES)
-            for fraction in fractions:
-                lr = rates[side]
-                known = fraction == FEW and seed == seeds[0]
-                scores = tried[side][lr] if known else trial.tune(side, fraction, lr)
-                row = {"side": side, "seed": seed, "fraction": fraction}
-                rows.append({**row, "score": scores["test"][case.score], **scores["test"]})
-                quiet.print(case.name, rows[-1])
+    trials = {seed: Trial(case, seed, data, folder) for seed in seeds}
+    seconds = [trial.pretrain() for trial in trials.values()]
+    chosen = {side: choose_rate(case, trials[seeds[0]], side) for side in SIDES}
+    rows = []
+    for fraction in sorted(fractions, key=lambda each: each != FEW):
+        for (seed, trial), side in itertools.product(trials.items(), SIDES):
+            lr, tried = chosen[side]
+            known = fraction == FEW and seed == seeds[0]
+            scores = (tried[lr] if known else trial.tune(side, fraction, lr))["test"]
+            row = {"side": side, "seed": seed, "fraction": fraction, "score": scores[case.score]}
+            rows.append(row | scores)
+            quiet.print_json(json.dumps({"case": case.name, **rows[-1]}), indent=None)
     return {
         "case": case.name,
         "score": case.score,
         "samples_to_train_on": round(0.7 * case.recipe.count),
         "steps": case.steps,
-        "rates": rates,
-        "tried": tried,
+        "rates": {side: lr for side, (lr, _) in chosen.items()},
+        "tried": {side: tried for side, (_, tried) in chosen.items()},
         "pretraining_seconds": seconds,
         "rows": rows,
     }
@@ -236,7 +235,7 @@ def main(quick, only, folder, to_json):
     with tempfile.TemporaryDirectory() as temporary:
         place = folder or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)
-        with (place / "runs.log").open("w") as log, redirect_stderr(log):
+        with (place / "runs.log").open("w", buffering=1) as log, redirect_stderr(log):
             found = [
                 measure(case, seeds, fractions, place, quiet)
                 for case in cases(quick)
@@ -248,9 +247,8 @@ def main(quick, only, folder, to_json):
     for each in found:
         Console().print(table_of(each))
         better = is_better_with_few(each)
-        click.echo(
-            f"with 5% of the labels pre-training is better for {sum(better)} of {len(better)} seeds"
-        )
+        told = f"{sum(better)} of {len(better)} seeds"
+        click.echo(f"{each['case']}: with 5% of the labels pre-training is better for {told}")
 
 
 if __name__ == "__main__":

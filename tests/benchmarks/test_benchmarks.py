@@ -16,6 +16,7 @@ SMALL = {
     ],
     "damaged_files.py": ["--format", "npy", "--count", "8"],
     "dense.py": ["--small"],
+    "few_labels.py": ["--quick", "--only", "collisions"],
     "gpu_channels.py": ["--small"],
     "gpu_depth.py": ["--small"],
     "gpu_exchange.py": ["--small"],

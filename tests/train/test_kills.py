@@ -125,3 +125,49 @@ def test_runs_that_are_killed_at_random_moments_go_on():
     assert done.returncode == 0, done.stderr
     *_, end = json.loads(done.stdout)
     assert end["equal"]
+
+
+STACK = """
+import hyperslab as hs
+
+
+class Struck(hs.StackedAutoencoder):
+    def __init__(self):
+        super().__init__([
+            (nn.Sequential(nn.Conv2d(1, 3, 4, 2, 1), nn.ELU()), nn.ConvTranspose2d(3, 1, 4, 2, 1)),
+            (nn.Sequential(nn.Conv2d(3, 2, 3, 1, 1), nn.ELU()), nn.ConvTranspose2d(2, 3, 3, 1, 1)),
+        ], tied=True)
+
+    def forward(self, x, **how):
+        if self.training:
+            count("step")
+        return super().forward(x, **how)
+"""
+STAGES = ["stages.epochs=[2,2]", "stages.noise=0.2", "train.epochs=2", "task.kind=reconstruction"]
+
+
+def test_a_run_in_stages_is_killed_in_each_and_ends_with_the_same_weights(folder):
+    """Five steps an epoch: ten to a stage. After the last blow it goes on on another mesh."""
+    model, counting = MODEL.split("class Struck")
+    (folder / "model.py").write_text(model + counting[counting.index("def write_and") :] + STACK)
+    settings = [word for each in [*STAGES, "optimizer.name=sgd"] for word in ("--set", each)]
+    code, told = train(folder, "undisturbed", *settings)
+    assert code == 0, told
+    blows = [
+        ([1, "step", 5, "rank", signal.SIGKILL], 1),
+        ([0, "step", 12, "rank", signal.SIGKILL], 1),
+        ([1, "step", 3, "parent", signal.SIGKILL], -signal.SIGKILL),
+        ([1, "step", 9, "rank", signal.SIGUSR1], 75),
+    ]
+    resume = []
+    for blow, expected in blows:
+        code, told = train(folder, "struck", *settings, *resume, blow=blow)
+        assert code == expected, told
+        resume = ["--resume"]
+    mesh = ["--set", "mesh.height=1", "--set", "mesh.sample=2"]
+    code, told = train(folder, "struck", *settings, *mesh, "--resume")
+    assert code == 0, told
+    whole, struck = (
+        load_file(folder / run / "model.safetensors") for run in ("undisturbed", "struck")
+    )
+    torch.testing.assert_close(whole, struck, rtol=1e-4, atol=1e-6)

@@ -26,14 +26,18 @@ ENCODER = "encoder."
 """How the names of its weights begin, in a stack and beside a head."""
 
 
-def with_head(model: nn.Module, config: Config, data: Dataset) -> EncoderHead:
-    """The encoder of ``model`` with the head that ``config`` asks for."""
+def check_run_is_named(config: Config) -> None:
     asked = config.finetune
-    if asked.run is None and not asked.from_scratch:
+    if asked.is_asked and asked.run is None and not asked.from_scratch:
         raise ConfigError(
             "finetune.run is not set: name the folder of a pre-trained run, such as --set "
             "finetune.run=runs/autoencoder-conv (or finetune.from_scratch=true, to compare)"
         )
+
+
+def with_head(model: nn.Module, config: Config, data: Dataset) -> EncoderHead:
+    """The encoder of ``model`` with the head that ``config`` asks for."""
+    asked = config.finetune
     size = config.data.batch_size // config.train.accumulate
     if asked.standardize and len(data) % size == 1 and not config.data.drop_last:
         raise ConfigError(

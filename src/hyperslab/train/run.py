@@ -21,7 +21,7 @@ from hyperslab.train.config import Config
 from hyperslab.train.datasets import make_loader, open_parts
 from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
-from hyperslab.train.finetune import load_encoder, tell_unlike_parts
+from hyperslab.train.finetune import check_run_is_named, load_encoder, tell_unlike_parts
 from hyperslab.train.loop import Trainer
 from hyperslab.train.model import float32_products, forward_context, make_model
 from hyperslab.train.optimizers import RateFactor, make_optimizer
@@ -58,6 +58,7 @@ def run(
 def _run(config: Config, seat: Seat | None = None, *, resume: bool, ends_process: bool) -> Outcome:
     """A run, or that of one trainer, who has a ``seat``. Collective over its ranks."""
     start = time.monotonic()
+    check_run_is_named(config)
     with ExitStack() as stack:
         asked, forecast, lines = config, None, list[str]()
         mesh = init_mesh(config.mesh)
