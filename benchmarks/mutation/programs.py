@@ -205,8 +205,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/local_ranks.py",
-        "            self._send(signal.SIGKILL if self.was_asked else signal.SIGTERM)\n",
-        "            self._send(signal.SIGTERM)\n",
+        "self._send(signal.SIGKILL if group in self.asked else signal.SIGTERM, group)",
+        "self._send(signal.SIGTERM, group)",
         "cli/test_local_ranks.py",
         "a rank that ignores SIGTERM is never killed",
     ),
