@@ -109,6 +109,13 @@ def test_every_box_is_laid_out_once(extents, num_ranks):
             ends = piece.offset + piece.nbytes
 
 
+def test_a_large_tensor_that_all_ranks_hold_is_copied_by_all():
+    boxes = {"model/head": Box.of((0, 1000), (0, 4000)), "model/bias": Box.of((0, 1000))}
+    pieces = _share(boxes, dict.fromkeys(boxes, 4), [{}, {}, {}], frozenset({"model"}))
+    nbytes = [sum(piece.nbytes for piece in mine) for mine in pieces]
+    assert max(nbytes) - min(nbytes) <= 16_000
+
+
 def test_the_first_note_of_a_name_stays(tmp_path):
     board = Board(tmp_path)
     assert board.read("roster-1") is None

@@ -7,8 +7,11 @@ carry the boxes. Meshes may differ: a rank takes the parts of the boxes that its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -23,19 +26,23 @@ from hyperslab.comm.messages import post_messages
 from hyperslab.comm.side_channel import SideChannel, do_together
 from hyperslab.comm.worlds import open_store, pair_mesh
 from hyperslab.errors import CommError
-from hyperslab.layout import Box, Message, Span
+from hyperslab.layout import Box, Message, Span, cut_evenly
 from hyperslab.store.segment import Address, Segment, map_segment, node_name
 from hyperslab.train.checkpoint_tensors import local_piece
 
 HEADER_NBYTES = 64
 """In front of what is laid out: the number of the match that it is for."""
 _EMPTY = -1
+PART_NBYTES = 1 << 20
+"""Of a tensor that several ranks hold no part is smaller, where each copies one."""
+LOOK_SECONDS = (0.00005, 0.005)
+"""From one look whether a rank has copied to the next: at first, and at most."""
 Bounds = Sequence[tuple[int, int]]
 """A box as JSON holds it."""
 
 
 class GoneError(CommError):
-    """The other trainer has died, or has gone on."""
+    """The other trainer has died, or has gone on; the text goes behind its name."""
 
 
 class Piece(NamedTuple):
@@ -117,8 +124,9 @@ class Mailbox:
     All methods are collective over the ranks of the trainer.
     """
 
-    def __init__(self, mesh: Mesh, channel: SideChannel) -> None:
-        self._mesh, self._channel = mesh, channel
+    def __init__(self, mesh: Mesh, channel: SideChannel, timeout: timedelta) -> None:
+        """``timeout``: so long it waits until another trainer has copied what it offers."""
+        self._mesh, self._channel, self._patience = mesh, channel, timeout
         self._nodes = channel.tell_all(node_name())
         """Of the trainer's ranks."""
         self._layout: _Layout | None = None
@@ -129,8 +137,8 @@ class Mailbox:
         self._timeout = mesh.timeout
         self._store = open_store(mesh.timeout) if mesh.rank == 0 else None
 
-    def lay_out(self, number: int, tensors: Mapping[str, Tensor], shared: Iterable[str]) -> Offer:
-        """Copies ``tensors`` for the match of that ``number``.
+    def offer(self, number: int, tensors: Mapping[str, Tensor], shared: Iterable[str]) -> Offer:
+        """Where ``fill`` will copy ``tensors`` for the match of that ``number``.
 
         Those whose names do not begin with one of ``shared`` may differ between ranks, and are
         rank 0's.
@@ -138,21 +146,30 @@ class Mailbox:
         layout = self._find_layout(tensors, frozenset(shared))
         mine = layout.pieces[self._mesh.rank]
         room = self._room(layout.nbytes(self._mesh.rank))
-        header = room[:8].view(np.int64)
-        header[0] = _EMPTY
-        for piece in mine:
-            _view(room, piece)[...] = _raw_piece(tensors[piece.name], "cpu")[0].numpy()
-        header[0] = number
         if self._told is None or self._told[0] is not layout:
+            room[:8].view(np.int64)[0] = _EMPTY
             assert self._segment is not None
             at = self._segment.address
             offer = RankOffer(self._nodes[self._mesh.rank], at.path, at.nbytes, at.inode, mine)
             store = self._store[1] if self._store else ()
             self._told = layout, self._channel.tell_all((offer, store))
-        else:
-            self._channel.post_max(0)()  # all have copied
         told = self._told[1]
         return Offer(number, tuple(each for each, _ in told), layout.cut, told[0][1])
+
+    def fill(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Copies this rank's pieces of ``tensors``; who reads them sees when they are there.
+
+        Collective over nobody.
+        """
+        assert self._layout is not None
+        assert self._segment is not None
+        header = self._segment.bytes[:8].view(np.int64)
+        header[0] = _EMPTY
+        for piece in self._layout.pieces[self._mesh.rank]:
+            raw, held = _raw_piece(tensors[piece.name], "cpu")
+            source = _part(raw.numpy(), piece.box, held)
+            np.copyto(_view(self._segment.bytes, piece), source)
+        header[0] = number
 
     def read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:
         """Fills ``tensors`` with what another trainer of this node has laid out.
@@ -170,7 +187,7 @@ class Mailbox:
         left = {name: box.numel for name, (_, box) in wanted.items()}
         for offer in theirs.ranks:
             room = self._look_into(offer)
-            _check(room, theirs.number)
+            self._await_filled(room, offer, theirs.number)
             for piece in offer.pieces:
                 if piece.name not in wanted:
                     continue
@@ -179,16 +196,29 @@ class Mailbox:
                     source = _part(_view(room, piece), part, piece.box)
                     np.copyto(_part(raw.numpy(), part, box), source)
                     left[piece.name] -= part.numel
-            _check(room, theirs.number)
+            _check(int(room[:8].view(np.int64)[0]), theirs.number)
         _check_complete(left)
         _to_devices(tensors, wanted)
+
+    def _await_filled(self, room: NDArray[np.uint8], offer: RankOffer, number: int) -> None:
+        """Returns when a rank has copied all for a match."""
+        header, until = room[:8].view(np.int64), time.monotonic() + self._patience.total_seconds()
+        pause, most = LOOK_SECONDS
+        while (found := int(header[0])) < number:
+            if not Path(offer.path).exists():
+                raise GoneError("is gone")
+            if time.monotonic() > until:
+                raise GoneError(f"did not copy its model for match {number} in time")
+            time.sleep(pause)
+            pause = min(most, 1.2 * pause)
+        _check(found, number)
 
     def _look_into(self, offer: RankOffer) -> NDArray[np.uint8]:
         if offer.address not in self._mapped:
             try:
                 self._mapped[offer.address] = map_segment(offer.address)
             except OSError as error:
-                raise GoneError(f"the other trainer is gone ({error.strerror})") from error
+                raise GoneError(f"is gone ({error.strerror})") from error
         return self._mapped[offer.address]
 
     # Between nodes
@@ -211,7 +241,7 @@ class Mailbox:
         try:
             self._send_and_receive(name, mine, theirs, tensors, first)
         except CommError as error:
-            raise GoneError(str(error)) from error
+            raise GoneError(f"cannot be reached ({error})") from error
 
     def _send_and_receive(
         self, name: str, mine: Offer, theirs: Offer, tensors: Mapping[str, Tensor], first: bool
@@ -323,12 +353,23 @@ def _share(
             holders.setdefault(box, []).append(rank)
         for box, ranks in holders.items():
             is_shared = name.partition("/")[0] in shared
-            rank = min(ranks, key=ends.__getitem__) if is_shared else 0
-            if box.numel:
-                piece = Piece(name, itemsizes[name], bounds_of(box), ends[rank])
+            for part in _parts(box, len(ranks) if is_shared else 1, itemsizes[name]):
+                rank = min(ranks, key=ends.__getitem__) if is_shared else 0
+                piece = Piece(name, itemsizes[name], bounds_of(part), ends[rank])
                 pieces[rank].append(piece)
                 ends[rank] += -(-piece.nbytes // 64) * 64
     return tuple(map(tuple, pieces))
+
+
+def _parts(box: Box, most: int, itemsize: int) -> Iterator[Box]:
+    """A box in up to ``most`` parts along its first dim; a small one as it is, an empty one not."""
+    num = min(most, box.spans[0].size if box.spans else 1, -(-box.numel * itemsize // PART_NBYTES))
+    if num <= 1:
+        yield from [box] if box.numel else []
+        return
+    first = box.spans[0]
+    for span in cut_evenly(first.size, num).spans:
+        yield box.with_span(0, Span(first.start + span.start, first.start + span.stop))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -380,15 +421,14 @@ def bounds_of(box: Box) -> Bounds:
     return tuple((span.start, span.stop) for span in box.spans)
 
 
-def _check(room: NDArray[np.uint8], number: int) -> None:
-    """Raises if what was laid out for a match is no longer, or not all, there."""
-    if (found := int(room[:8].view(np.int64)[0])) != number:
-        raise GoneError(f"the other trainer has gone on, from match {number} to {found}")
+def _check(found: int, number: int) -> None:
+    """Raises if what was laid out for a match is no longer there."""
+    if found != number:
+        raise GoneError(f"has gone on, from match {number} to {found}")
 
 
 def _check_complete(left: Mapping[str, int]) -> None:
     if missing := [name for name, numel in left.items() if numel]:
         raise GoneError(
-            f"the other trainer has laid out no whole {missing[0]}: its model or optimizer is "
-            "another one"
+            f"has laid out no whole {missing[0]}: its model or optimizer is another one"
         )

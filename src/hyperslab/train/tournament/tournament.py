@@ -52,8 +52,10 @@ from hyperslab.train.tournament.rules import (
 
 _log = logging.getLogger("hyperslab")
 
-POLL_SECONDS = (0.0002, 0.05)
+POLL_SECONDS = (0.00005, 0.02)
 """From one look at the board to the next: at first, and at most."""
+ROUND_SECONDS = 0.25
+"""So long rank 0 looks before the ranks agree whether to go on: signals to stop are seen then."""
 LOG = "log.jsonl"
 MEET_SECONDS = 600.0
 """So long trainers wait for each other before the first match."""
@@ -195,6 +197,8 @@ class Tournament:
         """Trainers of which a line has said that they are gone."""
         self._is_checked = False
         self._inbox: tuple[object, dict[str, Tensor]] = (None, {})
+        self._kept: dict[str, Tensor] = {}
+        """The model that this trainer came to a match with."""
 
     # Where it is played
 
@@ -215,7 +219,7 @@ class Tournament:
         if self._channel is None:
             self._channel = SideChannel(mesh, "playing a tournament")
             do_together(self._take_seat, self._channel)
-            self._mailbox = Mailbox(mesh, self._channel)
+            self._mailbox = Mailbox(mesh, self._channel, self._timeout)
             self.world.tell_all("ready", self._timeout + timedelta(seconds=MEET_SECONDS))
             self.has_met = True
 
@@ -365,16 +369,25 @@ class Tournament:
         """Scores both models; the better stays in ``parts``."""
         model = parts["model"]
         own = self._scored(score)
-        kept: dict[str, Tensor] = {}
-        tree = take_apart(state_of(model, parts), "model", kept)
-        kept = {name: tensor.detach().clone() for name, tensor in kept.items()}
+        mine: dict[str, Tensor] = {}
+        tree = take_apart(state_of(model, parts), "model", mine)
+        self._keep(mine)
         load_state(model, put_together(found["trees"]["model"], inbox), parts)
         theirs = self._scored(score)
         if not is_better(theirs, own, higher_is_better=self.higher_is_better):
-            load_state(model, put_together(tree, kept), parts)
+            load_state(model, put_together(tree, self._kept), parts)
             return self._match(number, partner, own=own, theirs=theirs)
         self._take_over(number, parts, found, inbox, is_lost=not math.isfinite(own))
         return self._match(number, partner, own=own, theirs=theirs, adopted=True)
+
+    def _keep(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copies this trainer's model, into the memory of the last match if that fits."""
+        like = [(name, x.shape, x.dtype, x.device) for name, x in self._kept.items()]
+        if like != [(name, x.shape, x.dtype, x.device) for name, x in tensors.items()]:
+            self._kept = {name: torch.empty_like(x.detach()) for name, x in tensors.items()}
+        with torch.no_grad():
+            for name, kept in self._kept.items():
+                kept.copy_(tensors[name])
 
     def _play_all(
         self,
@@ -476,13 +489,16 @@ class Tournament:
     def _meet(self, number: int) -> list[int]:
         """Who plays this match, as the first who comes to it finds: the same for all."""
 
-        def look(board: Board) -> list[int]:
+        def look(board: Board, is_late: bool) -> list[int] | None:
+            if self._are_reading(board, number - 1) and not is_late:
+                return None
             for note in ("absent", "told"):
                 board.remove(f"{note}-{self.trainer}")
             found = board.read(f"roster-{number}")
             return list(found or board.post_first(f"roster-{number}", self._living(board)))
 
-        playing: list[int] = self._ask(look)
+        playing: list[int] = self._wait(look, lambda: None)
+        self._readers = set()
         before, self._playing = self._playing or [], playing
         gone = [each for each in before if each not in {*playing, *self._missed}]
         if gone and self._is_first_to_tell(gone):
@@ -523,7 +539,6 @@ class Tournament:
     ) -> tuple[Mapping[str, Tree], Offer]:
         """Shows this trainer's model, and what goes with it, to the others."""
         assert self._mailbox is not None
-        self._await_readers()
         values: dict[str, Any] = {"values": dict(self.values), "model_steps": self.model_steps}
         if "rng" in self.carry:
             values["random"] = random_state()
@@ -534,10 +549,11 @@ class Tournament:
         trees = {
             name: take_apart(state_of(part, parts), name, tensors) for name, part in shown.items()
         }
-        offer = self._mailbox.lay_out(number, tensors, ("model", "optimizer"))
+        offer = self._mailbox.offer(number, tensors, ("model", "optimizer"))
         self._readers = readers
         note = {"number": number, "score": score, "trees": trees, "offer": offer}
-        self._post(f"offer-{self.trainer}", note)
+        self._post(f"offer-{self.trainer}", note)  # who reads waits until all is there
+        self._mailbox.fill(number, tensors)
         return trees, offer
 
     def _await_offer(self, other: int, number: int, poll: Callable[[], object]) -> Any:
@@ -562,34 +578,38 @@ class Tournament:
 
         return self._wait(look, poll)
 
+    def _are_reading(self, board: Board, number: int) -> bool:
+        """Whether any still reads what was laid out for the match of that ``number``."""
+        late = (each for each in self._readers if (board.read(f"done-{each}") or 0) < number)
+        return any(each in self._living(board) for each in late)
+
     def _await_readers(self) -> None:
         """Returns when nobody reads any more what was laid out for the last match."""
-        number = self.number
 
         def look(board: Board, is_late: bool) -> bool | None:
-            waiting = [
-                each
-                for each in self._readers
-                if (board.read(f"done-{each}") or 0) < number and each in self._living(board)
-            ]
-            return True if is_late or not waiting else None
+            return True if is_late or not self._are_reading(board, self.number) else None
 
-        if self._readers:
-            self._wait(look, lambda: None)
-        self._readers = set()
+        self._wait(look, lambda: None)
 
     def _wait(self, look: Callable[[Board, bool], Any], poll: Callable[[], object]) -> Any:
         """What ``look`` gives on rank 0, once that is not None; None if ``poll`` told to stop."""
         until = time.monotonic() + self._timeout.total_seconds()
         pause, most = POLL_SECONDS
-        while True:
-            found = self._ask(lambda board: look(board, time.monotonic() > until))
-            if found is not None:
-                return found
+
+        def watch(board: Board) -> Any:
+            nonlocal pause
+            end = time.monotonic() + ROUND_SECONDS
+            while (found := look(board, time.monotonic() > until)) is None:
+                if time.monotonic() > end:
+                    return None
+                time.sleep(pause)
+                pause = min(most, 1.2 * pause)
+            return found
+
+        while (found := self._ask(watch)) is None:
             if poll():
                 return None
-            time.sleep(pause)
-            pause = min(most, 1.5 * pause)
+        return found
 
     def _ask(self, look: Callable[[Board], Any]) -> Any:
         """What ``look`` finds on rank 0, on all ranks of the trainer."""
