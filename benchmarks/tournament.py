@@ -36,6 +36,7 @@ from hyperslab.synth import Universes, produce
 from hyperslab.testing import Team
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
+from hyperslab.train.tournament.offer import Offer
 
 MODEL_NBYTES = 38_000_000
 AHEAD_SECONDS = 0.02
@@ -134,24 +135,24 @@ def exchanges(rounds):
 def exchange(game, number, parts):
     """What a match does beside scoring: lay out, read, and say so."""
     other = 1 - game.trainer
-    _, mine = game._lay_out(number, parts, {other})
-    theirs = game._await_offer(other, number, lambda: None)
-    offer = type(mine).of_note(theirs["offer"])
-    game._read(number, other, mine, offer, game._room(theirs["trees"], parts))
-    game._post(f"done-{game.trainer}", number)
+    mine = game._exchange.lay_out(number, parts, {}, {other})
+    found = game.others.await_offer(other, number, lambda: None)
+    theirs, room = Offer.of_note(found["offer"]), game._exchange.room(found["trees"], parts)
+    game._exchange.read(number, other, mine, theirs, room)
+    game.others.post("done", number)
     game.number = number
 
 
 def start_together(game, name):
     """Returns on all ranks of both trainers at the same time, as late ones would count as slow."""
-    game._post(f"{name}-{game.trainer}", time.perf_counter() + AHEAD_SECONDS)
+    game.others.post(name, time.perf_counter() + AHEAD_SECONDS)
     names = [f"{name}-{trainer}" for trainer in range(2)]
 
     def look(board, is_late):
         told = [board.read(each) for each in names]
         return None if None in told else max(told)
 
-    start = game._wait(look, lambda: None)
+    start = game.others.wait(look, lambda: None)
     time.sleep(max(0, start - time.perf_counter()))
     return start
 

@@ -16,7 +16,7 @@ from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import Box
 from hyperslab.testing import whole
 from hyperslab.train.tournament.board import Board
-from hyperslab.train.tournament.mailbox import HEADER_NBYTES, _share
+from hyperslab.train.tournament.offer import HEADER_NBYTES, share
 from hyperslab.train.tournament.rules import (
     changed_values,
     first_values,
@@ -98,7 +98,7 @@ def test_every_box_is_laid_out_once(extents, num_ranks):
     for rank in range(num_ranks):
         bounds = [extents[0] * r // num_ranks for r in (rank, rank + 1)]
         cut[rank]["model/0"] = (tuple(bounds), (0, 3))
-    pieces = _share(boxes, dict.fromkeys(boxes, 4), cut, frozenset({"model"}))
+    pieces = share(boxes, dict.fromkeys(boxes, 4), cut, frozenset({"model"}))
     for name, box in boxes.items():
         laid_out = [piece for mine in pieces for piece in mine if piece.name == name]
         assert sum(piece.box.numel for piece in laid_out) == box.numel
@@ -111,7 +111,7 @@ def test_every_box_is_laid_out_once(extents, num_ranks):
 
 def test_a_large_tensor_that_all_ranks_hold_is_copied_by_all():
     boxes = {"model/head": Box.of((0, 1000), (0, 4000)), "model/bias": Box.of((0, 1000))}
-    pieces = _share(boxes, dict.fromkeys(boxes, 4), [{}, {}, {}], frozenset({"model"}))
+    pieces = share(boxes, dict.fromkeys(boxes, 4), [{}, {}, {}], frozenset({"model"}))
     nbytes = [sum(piece.nbytes for piece in mine) for mine in pieces]
     assert max(nbytes) - min(nbytes) <= 16_000
 
@@ -344,7 +344,7 @@ def test_who_comes_too_late_is_played_without_and_may_come_back(tmp_path):
         matches = [game.step(loop.model, loop.optimizer, loop.score)]
         (second_is_back if game.trainer else first_is_through).touch()
         wait_for(second_is_back)
-        game._timeout *= 1000
+        game.others.timeout *= 1000
         matches.append(game.step(loop.model, loop.optimizer, loop.score))
     if game.trainer == 0:
         assert matches[0].partner is None
@@ -405,7 +405,7 @@ def test_a_trainer_whose_process_ends_is_missed_at_once(tmp_path):
         loop = Loop(game.mesh(device="cpu"), game.trainer)
         game.step(loop.model, loop.optimizer, loop.score)
         if game.trainer == 1:
-            game._board.close()  # as the system does
+            game.others.board.close()  # as the system does
         else:
             matches = [game.step(loop.model, loop.optimizer, loop.score) for _ in range(2)]
             assert [match.partner for match in matches] == [None, None]

@@ -8,11 +8,11 @@ carry the boxes. Meshes may differ: a rank takes the parts of the boxes that its
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -26,82 +26,26 @@ from hyperslab.comm.messages import post_messages
 from hyperslab.comm.side_channel import SideChannel, do_together
 from hyperslab.comm.worlds import open_store, pair_mesh
 from hyperslab.errors import CommError
-from hyperslab.layout import Box, Message, Span, cut_evenly
+from hyperslab.layout import Box, Message, Span
 from hyperslab.store.segment import Address, Segment, map_segment, node_name
 from hyperslab.train.checkpoint_tensors import local_piece
+from hyperslab.train.tournament.offer import (
+    HEADER_NBYTES,
+    Bounds,
+    Offer,
+    Piece,
+    RankOffer,
+    bounds_of,
+    share,
+)
 
-HEADER_NBYTES = 64
-"""In front of what is laid out: the number of the match that it is for."""
 _EMPTY = -1
-PART_NBYTES = 1 << 20
-"""Of a tensor that several ranks hold no part is smaller, where each copies one."""
 LOOK_SECONDS = (0.00005, 0.005)
 """From one look whether a rank has copied to the next: at first, and at most."""
-Bounds = Sequence[tuple[int, int]]
-"""A box as JSON holds it."""
 
 
 class GoneError(CommError):
     """The other trainer has died, or has gone on; the text goes behind its name."""
-
-
-class Piece(NamedTuple):
-    """A box of a tensor that one rank lays out."""
-
-    name: str
-    itemsize: int
-    bounds: Bounds
-    offset: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.box.numel * self.itemsize
-
-    @property
-    def box(self) -> Box:
-        return Box.of(*self.bounds)
-
-
-class RankOffer(NamedTuple):
-    """What one rank lays out, and where."""
-
-    node: str
-    path: str
-    nbytes: int
-    inode: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def address(self) -> Address:
-        return Address(self.path, self.nbytes, self.inode)
-
-
-class Offer(NamedTuple):
-    """What a trainer lays out for a match."""
-
-    number: int
-    """Of the match."""
-    ranks: tuple[RankOffer, ...]
-    cut: tuple[Mapping[str, Bounds], ...]
-    """By rank and name the boxes that the rank holds of tensors that are not whole there."""
-    store: Sequence[Any]
-    """Host and port at which messages can be arranged."""
-
-    @classmethod
-    def of_note(cls, note: Any) -> Offer:
-        number, ranks, cut, store = note
-        told = [(*each[:4], tuple(Piece(*piece) for piece in each[4])) for each in ranks]
-        return cls(number, tuple(RankOffer(*each) for each in told), tuple(cut), store)
-
-    @property
-    def pieces(self) -> Iterable[tuple[int, Piece]]:
-        """Ranks and what they lay out."""
-        return ((rank, piece) for rank, each in enumerate(self.ranks) for piece in each.pieces)
-
-    def box_of(self, rank: int, piece: Piece) -> Box:
-        """What ``rank`` holds of the tensor that ``piece`` is of, or more than the piece."""
-        held = self.cut[rank].get(piece.name)
-        return piece.box if held is None else Box.of(*held)
 
 
 @dataclass(frozen=True)
@@ -294,7 +238,7 @@ class Mailbox:
             }
             told = tuple(self._channel.tell_all(cut))
             itemsizes = {name: _raw_dtype(x).itemsize for name, x in tensors.items()}
-            pieces = _share(boxes, itemsizes, told, shared)
+            pieces = share(boxes, itemsizes, told, shared)
             self._layout = _Layout(signature, pieces, told)
         return self._layout
 
@@ -335,41 +279,6 @@ def _unzip(pairs: Sequence[tuple[Message, Tensor]]) -> tuple[list[Message], list
 def _message(peer: int, piece: Piece, part: Box) -> Message:
     tag = crc32(f"{piece.name} {part.spans!r}".encode()) >> 8
     return Message(peer, part, part.slices_in(piece.box), tag)
-
-
-def _share(
-    boxes: Mapping[str, Box],
-    itemsizes: Mapping[str, int],
-    cut: Sequence[Mapping[str, Bounds]],
-    shared: frozenset[str],
-) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each rank: every box once, about as many bytes on each rank."""
-    ends = [HEADER_NBYTES for _ in cut]
-    pieces: list[list[Piece]] = [[] for _ in cut]
-    for name in sorted(boxes, key=lambda name: (-boxes[name].numel * itemsizes[name], name)):
-        holders: dict[Box, list[int]] = {}
-        for rank, held in enumerate(cut):
-            box = Box.of(*held[name]) if name in held else boxes[name]
-            holders.setdefault(box, []).append(rank)
-        for box, ranks in holders.items():
-            is_shared = name.partition("/")[0] in shared
-            for part in _parts(box, len(ranks) if is_shared else 1, itemsizes[name]):
-                rank = min(ranks, key=ends.__getitem__) if is_shared else 0
-                piece = Piece(name, itemsizes[name], bounds_of(part), ends[rank])
-                pieces[rank].append(piece)
-                ends[rank] += -(-piece.nbytes // 64) * 64
-    return tuple(map(tuple, pieces))
-
-
-def _parts(box: Box, most: int, itemsize: int) -> Iterator[Box]:
-    """A box in up to ``most`` parts along its first dim; a small one as it is, an empty one not."""
-    num = min(most, box.spans[0].size if box.spans else 1, -(-box.numel * itemsize // PART_NBYTES))
-    if num <= 1:
-        yield from [box] if box.numel else []
-        return
-    first = box.spans[0]
-    for span in cut_evenly(first.size, num).spans:
-        yield box.with_span(0, Span(first.start + span.start, first.start + span.stop))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -415,10 +324,6 @@ def _part(array: NDArray[Any], part: Box, of: Box) -> NDArray[Any]:
     where: Any = (*part.slices_in(of), ...)
     found: NDArray[Any] = array[where]
     return found
-
-
-def bounds_of(box: Box) -> Bounds:
-    return tuple((span.start, span.stop) for span in box.spans)
 
 
 def _check(found: int, number: int) -> None:
