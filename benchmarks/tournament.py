@@ -41,8 +41,8 @@ from hyperslab.train.tournament.offer import Offer
 MODEL_NBYTES = 38_000_000
 AHEAD_SECONDS = 0.02
 """From where all know when to begin to the beginning."""
-EVERY = 15
-"""Steps from match to match."""
+EVERY = 40
+"""Steps from match to match: a model that learns slowly at first is not judged before."""
 BARS = {"exchange": 2.0, "step": 1.05}
 
 
@@ -56,7 +56,7 @@ def trained(files, folder, seed, epochs, every):
         f"run.folder={folder}",
         "model.options={size = 16, base_channels = 4, dropout = 0.1, batch_norm = true}",
         "data.batch_size=4",
-        "data.validation=0.25",
+        "data.validation=0.3",
         "data.test=0",
         "mesh.device=cpu",
         f"train.epochs={epochs}",
@@ -189,7 +189,7 @@ def steps(num):
 
 
 def measure(is_quick):
-    seeds, epochs, count = ([0], 2, 48) if is_quick else ([0, 1, 2], 8, 96)
+    seeds, epochs, count = ([0], 2, 48) if is_quick else ([0, 1, 2], 10, 192)
     result = {}
     with Team(4, timeout_seconds=3000) as team, tempfile.TemporaryDirectory() as name:
         told = team.run(exchanges, 5 if is_quick else 25)
