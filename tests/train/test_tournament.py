@@ -258,6 +258,23 @@ def swapped(winner):
 
 
 @pytest.mark.ranks(2)
+def test_moments_that_were_taken_over_stay_when_the_next_model_comes():
+    hs.init()
+    scores = {0: [0.0, 1.0, 0.0, 1.0], 1: [1.0, 0.0, 0.0, 1.0]}
+    with hs.Tournament(2, every=1, carry=("optimizer",)) as game:
+        loop, mine = Loop(game.mesh(device="cpu"), game.trainer), scores[game.trainer]
+        loop.step()
+        assert game.step(loop.model, loop.optimizer, lambda: mine.pop(0)).adopted == game.trainer
+        for _ in range(2 - game.trainer):
+            loop.step()
+        before = loop.state()
+        assert not game.step(loop.model, loop.optimizer, lambda: mine.pop(0)).adopted
+        assert all(torch.equal(before[name], each) for name, each in loop.state().items())
+    ours, theirs = everywhere(before)
+    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.ranks(2)
 def test_the_process_group_of_all_ranks_is_there_again_afterwards():
     mesh = hs.init(sample=2, device="cpu")
     world = dist.group.WORLD

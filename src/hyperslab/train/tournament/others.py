@@ -58,11 +58,21 @@ class Others:
             self.board = Board(folder)
             self.board.hold(_name(self.trainer))
 
-    def come_back(self) -> None:
-        """Takes back what this trainer has told before it died. Collective over nobody."""
-        for note in ("absent", "finished", "result", "told"):
-            if self.board is not None:
-                self.board.remove(f"{note}-{self.trainer}")
+    def come_back(self) -> int:
+        """Takes back what this trainer has told before it died; the match after which it joins.
+
+        Whoever makes a later roster sees that it lives. It reads nothing of earlier ones any more.
+        """
+
+        def look(board: Board) -> int:
+            for note in ("absent", "finished", "result", "told"):
+                board.remove(f"{note}-{self.trainer}")
+            latest = board.highest("roster") or 0
+            board.post(f"done-{self.trainer}", latest)
+            return latest
+
+        found: int = self.ask(look)
+        return found
 
     # A match
 
@@ -205,10 +215,6 @@ class Others:
 
         found: int = self.ask(look)
         return found
-
-    def latest(self) -> int:
-        """The number of the last match that any has come to."""
-        return self.ask(lambda board: board.highest("roster")) or 0
 
     @property
     def speaker(self) -> int:

@@ -131,6 +131,8 @@ class Tournament:
         self._channel: SideChannel | None = None
         self._player: Player | None = None
         self._is_checked = False
+        self._joined = 0
+        """The last match before this trainer came back."""
 
     # Where it is played
 
@@ -164,7 +166,7 @@ class Tournament:
             timeout=self._timeout,
         )
         if self.comes_back:
-            self._others.come_back()
+            self.number = self._joined = self._others.come_back()
         self._exchange = Exchange(mesh, channel, self._others, self.carry)
         self._player = Player(
             self._others,
@@ -245,11 +247,10 @@ class Tournament:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where ``state_dict`` was called; who comes back alone joins the next match."""
-        self.number, self.steps = int(state["number"]), int(state["steps"])
+        self.number = max(int(state["number"]), self._joined)
+        self.steps = int(state["steps"])
         self.model_steps, self.values = int(state["model_steps"]), dict(state["values"])
         self._is_checked = False
-        if self.comes_back:
-            self.number = max(self.number, self.others.latest())
 
     # A match
 
