@@ -49,6 +49,8 @@ class RankReport:
     """What lies before, between and after epochs."""
     total: Period
     """Of all epochs."""
+    broken_off: dict[int, int]
+    """Epochs that were not ended, with the steps that were made."""
     threads: list[ThreadTimes]
     num_readers: int
     """Threads other than the loop's that read, decode or fetch samples, at one time."""
@@ -80,6 +82,7 @@ def report_rank(rank: Rank, attribution: Attribution, columns: Times) -> RankRep
         epochs=dict(zip(rank.epochs, periods, strict=True)),
         outside=left,
         total=add_periods(periods),
+        broken_off=rank.broken_off,
         threads=_threads(rank),
         num_readers=_num_readers(rank),
         at_once=_at_once(rank, attribution),
