@@ -70,6 +70,15 @@ class Rank:
             found &= np.isin(self.spans["thread"], threads)
         return found
 
+    def lies_in(self, windows: Intervals) -> NDArray[np.bool_]:
+        """Which spans begin and end within one of ``windows``."""
+        if not len(windows):
+            return np.zeros(len(self.spans), np.bool_)
+        at = np.maximum(np.searchsorted(windows.starts, self.starts, side="right") - 1, 0)
+        found: NDArray[np.bool_] = windows.starts[at] <= self.starts
+        found &= self.stops <= windows.stops[at]
+        return found
+
     @cached_property
     def extent(self) -> Intervals:
         """While processes of the rank did anything."""
@@ -112,8 +121,9 @@ class Rank:
     @cached_property
     def _makes_epochs(self) -> NDArray[np.bool_]:
         """Spans of the loop: what readers do is for batches to come, of the next epoch as well."""
-        of_loop = np.isin(self.categories, (*_OF_THE_LOOP, *_PASSES))
-        return of_loop & (self.on_loop | self.on_device)
+        found: NDArray[np.bool_] = self.on_loop | self.on_device
+        found &= np.isin(self.categories, (*_OF_THE_LOOP, *_PASSES))
+        return found
 
     @cached_property
     def _loops(self) -> list[NDArray[np.bool_]]:
