@@ -8,10 +8,12 @@ against background) a stacked autoencoder is pre-trained on all samples to train
 Then its encoder with a head is trained on a part of the labels, and the same network from scratch.
 
 Both sides have the same network, labels, order of samples, batch size, optimizer and number of
-steps, and the same learning rates to choose from: the one with the best validation score at 5%, of
-the first seed, is taken for all of a side's runs. Both take the weights of the step with the best
-validation score. Scores are those of the test part, which nothing was chosen by; validation and
-test have all their labels. What pre-training takes in time comes on top, and is printed.
+steps, and the same settings to choose from: learning rates, each with the encoder as it is, at a
+tenth of the rate, and at the full one (from scratch a frozen encoder is one of random weights).
+Those with the best validation score at 5%, of the first seed, are taken for all of a side's runs.
+Both take the weights of the step with the best validation score. Scores are those of the test part,
+which nothing was chosen by; validation and test have all their labels. What pre-training takes in
+time comes on top, and is printed.
 """
 
 import itertools
@@ -35,6 +37,12 @@ from hyperslab.train.write_config import config_to_toml
 FRACTIONS = (0.01, 0.05, 0.2, 1.0)
 FEW = 0.05
 RATES = (3e-3, 1e-2)
+ENCODERS = {
+    "frozen": "finetune.frozen=true",
+    "slow": "finetune.encoder_rate=0.1",
+    "alike": "finetune.encoder_rate=1",
+}
+GRID = [*itertools.product(RATES, ENCODERS)]
 SIDES = ("pretrained", "scratch")
 ALIKE = ["mesh.device=cpu", "run.tensorboard=false", "run.figures=false", "run.log_every=50"]
 
@@ -67,12 +75,16 @@ def cases(quick):
             "data.preset=cosmoflow",
             "data.normalize=log1p",
             "data.batch_size=16",
-            "model.options={channels = [16, 32], kernel = 2, stride = 2, activation = 'relu'}",
-            "stages.epochs=2",
-            "stages.noise=0.5",
+            "model.options={channels = [16], kernel = 8, stride = 4, activation = 'relu'}",
+            "stages.epochs=4",
+            "stages.noise=0.8",
             "train.epochs=1",
         ],
-        tuning=["task.names=['Omega_m','sigma_8','n_s','H_0']", "finetune.outputs=4"],
+        tuning=[
+            "task.names=['Omega_m','sigma_8','n_s','H_0']",
+            "finetune.outputs=4",
+            "finetune.pool=moments",
+        ],
         steps=20 if quick else 60,
     )
     hep = Case(
@@ -96,8 +108,9 @@ def cases(quick):
             "task.target=label",
             "task.names=['background','signal']",
             "finetune.outputs=2",
+            "finetune.pool=mean",
         ],
-        steps=20 if quick else 200,
+        steps=20 if quick else 150,
     )
     return [cosmo, hep]
 
@@ -118,8 +131,9 @@ class Trial:
         run(read_config("autoencoder-conv", [*asked, *named]))
         return time.perf_counter() - start
 
-    def tune(self, side, fraction, lr):
+    def tune(self, side, fraction, settings):
         """The scores on validation and test of the encoder with a head."""
+        lr, encoder = settings
         per_step = max(1, fraction * self._num_to_train() / 16)
         epochs = max(1, round(self._case.steps / max(1, int(per_step))) + 1)
         asked = [
@@ -134,7 +148,8 @@ class Trial:
             f"train.epochs={epochs}",
             f"train.evaluate_every={max(1, epochs // 8)}",
             f"optimizer.lr={lr}",
-            f"run.folder={self._folder / f'{side}-{fraction}-{lr}'}",
+            ENCODERS[encoder],
+            f"run.folder={self._folder / f'{side}-{fraction}-{lr}-{encoder}'}",
         ]
         if side == "scratch":  # the same model and data, with the weights that the seed draws
             found = read_config("finetune", asked)
@@ -158,27 +173,27 @@ def _without_run(config):
     return config_to_toml(replace(config, finetune=asked))
 
 
-def choose_rate(case, trial, side):
-    """The learning rate with the best validation score at 5% of the labels."""
-    scores = {lr: trial.tune(side, FEW, lr) for lr in RATES}
+def choose_settings(case, trial, side, grid):
+    """Those with the best validation score at 5% of the labels, and the scores of all."""
+    scores = {settings: trial.tune(side, FEW, settings) for settings in grid}
     best = (max if case.higher_is_better else min)(
-        scores, key=lambda lr: scores[lr]["validation"][case.score]
+        scores, key=lambda settings: scores[settings]["validation"][case.score]
     )
     return best, scores
 
 
-def measure(case, seeds, fractions, folder, quiet):
+def measure(case, seeds, fractions, folder, quiet, grid=GRID):
     data = folder / f"data-{case.name}"
     produce(case.recipe, data)
     trials = {seed: Trial(case, seed, data, folder) for seed in seeds}
     seconds = [trial.pretrain() for trial in trials.values()]
-    chosen = {side: choose_rate(case, trials[seeds[0]], side) for side in SIDES}
+    chosen = {side: choose_settings(case, trials[seeds[0]], side, grid) for side in SIDES}
     rows = []
     for fraction in sorted(fractions, key=lambda each: each != FEW):
         for (seed, trial), side in itertools.product(trials.items(), SIDES):
-            lr, tried = chosen[side]
+            settings, tried = chosen[side]
             known = fraction == FEW and seed == seeds[0]
-            scores = (tried[lr] if known else trial.tune(side, fraction, lr))["test"]
+            scores = (tried[settings] if known else trial.tune(side, fraction, settings))["test"]
             row = {"side": side, "seed": seed, "fraction": fraction, "score": scores[case.score]}
             rows.append(row | scores)
             quiet.print_json(json.dumps({"case": case.name, **rows[-1]}), indent=None)
@@ -187,11 +202,19 @@ def measure(case, seeds, fractions, folder, quiet):
         "score": case.score,
         "samples_to_train_on": round(0.7 * case.recipe.count),
         "steps": case.steps,
-        "rates": {side: lr for side, (lr, _) in chosen.items()},
-        "tried": {side: tried for side, (_, tried) in chosen.items()},
+        "chosen": {side: shown(settings) for side, (settings, _) in chosen.items()},
+        "tried": {
+            side: {shown(settings): scores for settings, scores in tried.items()}
+            for side, (_, tried) in chosen.items()
+        },
         "pretraining_seconds": seconds,
         "rows": rows,
     }
+
+
+def shown(settings):
+    lr, encoder = settings
+    return f"lr {lr:g}, encoder {encoder}"
 
 
 def score_of(found, side, fraction, seed):
@@ -237,7 +260,7 @@ def main(quick, only, folder, to_json):
         place.mkdir(parents=True, exist_ok=True)
         with (place / "runs.log").open("w", buffering=1) as log, redirect_stderr(log):
             found = [
-                measure(case, seeds, fractions, place, quiet)
+                measure(case, seeds, fractions, place, quiet, GRID[-2:] if quick else GRID)
                 for case in cases(quick)
                 if only in (None, case.name)
             ]
@@ -248,6 +271,8 @@ def main(quick, only, folder, to_json):
         Console().print(table_of(each))
         better = is_better_with_few(each)
         told = f"{sum(better)} of {len(better)} seeds"
+        for side in SIDES:
+            click.echo(f"{side}: {each['chosen'][side]}")
         click.echo(f"{each['case']}: with 5% of the labels pre-training is better for {told}")
 
 

@@ -427,8 +427,8 @@ MUTANTS = [
     ),
     Mutant(
         "models/autoencoder.py",
-        "nn.Linear(b, a), act() if i else OUTPUTS[output]()",
-        "nn.Linear(b, a), act()",
+        "nn.Sequential(nn.Linear(b, a), act() if i else OUTPUTS[output]()),",
+        "nn.Sequential(nn.Linear(b, a), act()),",
         "models/test_autoencoder.py",
         "outputs cannot be negative",
     ),

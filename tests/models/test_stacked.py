@@ -133,6 +133,37 @@ def test_a_head_makes_numbers_of_the_code(case):
     }
 
 
+@pytest.mark.parametrize("hidden", [(), (5,)])
+def test_a_head_begins_at_zero_when_it_is_made_and_when_weights_are_drawn(hidden):
+    stack, x = made("conv")
+    model = EncoderHead(stack, x.shape[1:], 3, hidden=hidden, standardize=True)
+    assert not model(x).any()
+    model.reset_parameters()
+    assert not model(x).any()
+    assert all(p.any() for name, p in model.encoder.named_parameters() if "weight" in name)
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_a_head_sees_the_mean_and_the_deviation_of_each_channel_in_each_cell(cells):
+    stack, x = made("conv", activation="elu")
+    model = EncoderHead(stack, x.shape[1:], 3, cells=cells, pool="moments")
+    code = stack(x[..., :8, :], want="code")  # 2x2 numbers
+    parts = code.unflatten(-1, (cells, -1)).unflatten(-3, (cells, -1)).transpose(-2, -3)
+    mean, deviation = parts.mean((-1, -2)), parts.std((-1, -2), correction=0)
+    expected = torch.cat([mean, deviation.clamp(min=1e-3)], 1).flatten(1)
+    found = model.head[:2](code)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert found.shape[1] == model.head[-1].in_features
+
+
+def test_deviations_of_a_code_that_is_the_same_everywhere_have_finite_gradients():
+    stack, x = made("conv")
+    model = EncoderHead(stack, x.shape[1:], 3, pool="moments")
+    code = torch.ones(2, 6, 3, 2, dtype=torch.float64, requires_grad=True)
+    model.head[:2](code).sum().backward()
+    assert code.grad.isfinite().all()
+
+
 def test_a_frozen_encoder_keeps_its_running_statistics():
     stack, x = made("conv", batch_norm=True)
     model = EncoderHead(stack, x.shape[1:], 3, frozen=True).train()

@@ -27,7 +27,12 @@ KINDS = {
     "conv": (
         ["autoencoder-conv", "model.options={channels = [4, 4], activation = 'elu'}"],
         "cosmo",
-        ["finetune.hidden=[6]", "finetune.standardize=true"],
+        [
+            "finetune.hidden=[6]",
+            "finetune.standardize=true",
+            "finetune.pool=moments",
+            "finetune.encoder_rate=0.3",
+        ],
     ),
     "dense": (
         ["autoencoder-dense", "model.options={inputs = 12288, hidden = [8, 6], tied = true}"],
@@ -172,6 +177,31 @@ def test_what_does_not_fit_is_told_before_anything_is_written(pretrained, tmp_pa
     refused(pretrained, folder, "which the last batch of 4 by 3 has", "data.labelled_fraction=0.7")
     refused(pretrained, folder, "2 labels|labelled_fraction = 0.01 of 6 samples",
             "data.labelled_fraction=0.01")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("encoder_rate=0", "encoder_rate must be above 0, got 0.0: .* finetune.frozen"),
+        ("pool=max", "finetune.pool must be one of mean, moments, got 'max'"),
+    ],
+)
+def test_what_a_head_cannot_do_is_told(asked, words):
+    with pytest.raises(ConfigError, match=words):
+        read_config("finetune", [f"finetune.{asked}"])
+
+
+def test_a_lower_rate_of_the_encoder_keeps_it_closer_to_what_it_was(pretrained, tmp_path):
+    """One step further than the first, in which a head of zeros gives the encoder no gradients."""
+    changes = ("finetune.hidden=[]", "train.steps=2")
+    moved = {}
+    for rate in (1.0, 0.25):
+        folder = tmp_path / str(rate)
+        tune("conv", pretrained, folder, *changes, f"finetune.encoder_rate={rate}")
+        before, after = weights(pretrained["conv"]), weights(folder)
+        moved[rate] = after["encoder.0.0.weight"] - before["encoder.0.0.weight"]
+    assert moved[1.0].abs().max() > 0
+    torch.testing.assert_close(moved[0.25], 0.25 * moved[1.0], rtol=1e-6, atol=1e-12)
 
 
 def test_a_missing_run_is_told_by_the_key_to_set(files, tmp_path):

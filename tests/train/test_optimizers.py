@@ -4,7 +4,7 @@ from torch import nn
 
 from hyperslab.errors import ConfigError
 from hyperslab.train.config import OptimizerConfig, ScheduleConfig
-from hyperslab.train.optimizers import OPTIMIZERS, RateFactor, make_optimizer
+from hyperslab.train.optimizers import OPTIMIZERS, RateFactor, give_rate, make_optimizer
 
 
 def network():
@@ -39,6 +39,21 @@ def test_frozen_weights_are_left_out():
     model[0].requires_grad_(False)
     optimizer = make_optimizer(model, OptimizerConfig())
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 4
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_weights_may_have_a_share_of_the_learning_rate(weight_decay):
+    model, config = network(), OptimizerConfig(weight_decay=weight_decay)
+    optimizer = make_optimizer(model, config, {"0.": 0.1})
+    give_rate(optimizer, 2.0)
+    groups = optimizer.param_groups
+    rates = {p: group["lr"] for group in groups for p in group["params"]}
+    expected = {name: 0.2 if name.startswith("0.") else 2.0 for name, _ in model.named_parameters()}
+    assert {name: rates[p] for name, p in model.named_parameters()} == pytest.approx(expected)
+    assert groups[0]["lr"] == 2.0  # that the log tells
+    assert sum(len(group["params"]) for group in groups) == 6
+    decays = {g["weight_decay"] for g in groups for p in g["params"] if p.ndim == 1}
+    assert decays == {0.0}
 
 
 def test_options_reach_the_optimizer():

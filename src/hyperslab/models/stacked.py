@@ -28,7 +28,10 @@ ACTIVATIONS = {
     "sigmoid": nn.Sigmoid,
 }
 WANTED = ("output", "code", "both")
-POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+POOLS = ("mean", "moments")
+LEAST_VARIANCE = 1e-6
+"""Keeps the slope of a standard deviation finite where a code is the same everywhere."""
+ADAPTIVE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 
 
 class StackedAutoencoder(nn.Module):
@@ -190,8 +193,9 @@ class TiedLinear(nn.Module):
 class EncoderHead(nn.Module):
     """The encoder of a stack, and dense layers that make ``outputs`` numbers of its code.
 
-    Codes with space are averaged to ``cells`` cells along each of its dims, and ``standardize``
-    gives their numbers mean 0 and variance 1 over the batch. ``frozen`` leaves the
+    Codes with space are averaged to ``cells`` cells along each of its dims; with ``pool`` =
+    ``moments`` their standard deviations in these cells go to the head too. ``standardize``
+    gives these numbers mean 0 and variance 1 over the batch. ``frozen`` leaves the
     encoder as it is, its running statistics too. ``sample_shape`` is that of one sample, channels
     first.
     """
@@ -204,19 +208,21 @@ class EncoderHead(nn.Module):
         *,
         hidden: Sequence[int] = (),
         cells: int = 1,
+        pool: str = "mean",
         standardize: bool = False,
         dropout: float = 0.0,
         frozen: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, outputs=outputs, cells=cells)
+        check_choice("pool", pool, POOLS)
         check_dropout(dropout)
         if hidden:
             check_widths("hidden", hidden)
         self.encoder, self.flattens, self.frozen = stack.encoder, stack.flattens, frozen
         self.encoder.requires_grad_(not frozen)
         shape = code_shape(stack, sample_shape)
-        layers, width = _make_entry(shape, cells)
+        layers, width = _make_entry(shape, cells, pool)
         if standardize:
             layers.append(nn.BatchNorm1d(width))
         for each in hidden:
@@ -226,10 +232,17 @@ class EncoderHead(nn.Module):
         head = nn.Sequential(*layers, nn.Linear(width, outputs))
         like = next(stack.encoder.parameters(), torch.empty(0))
         self.head = head.to(like.device, like.dtype)
+        self._silence()
 
     def reset_parameters(self) -> None:
         """Draws all weights, as for a model that was made without values."""
         init_glorot(self, bias=0.0)
+        self._silence()
+
+    def _silence(self) -> None:
+        """Sets the last layer to 0: drawn weights would stay where few samples say nothing."""
+        for parameter in self.head[-1].parameters():
+            nn.init.zeros_(parameter)
 
     def train(self, mode: bool = True) -> EncoderHead:
         super().train(mode)
@@ -258,14 +271,30 @@ def code_shape(stack: StackedAutoencoder, sample_shape: Sequence[int]) -> tuple[
     return tuple(code.shape[1:])
 
 
-def _make_entry(shape: Sequence[int], cells: int) -> tuple[list[nn.Module], int]:
+def _make_entry(shape: Sequence[int], cells: int, pool: str) -> tuple[list[nn.Module], int]:
     """What makes a row of numbers of a code, and how many there are."""
     if len(shape) == 1:
         return [nn.Flatten()], shape[0]
     if not 2 <= len(shape) <= 4:
         raise ConfigError(f"a code of {shown_shape(shape)} has no head: it has no channels")
-    pool = POOLS[len(shape) - 2](cells)
-    return [pool, nn.Flatten()], shape[0] * cells ** (len(shape) - 1)
+    average, width = ADAPTIVE_POOLS[len(shape) - 2](cells), shape[0] * cells ** (len(shape) - 1)
+    if pool == "moments":
+        return [Moments(average), nn.Flatten()], 2 * width
+    return [average, nn.Flatten()], width
+
+
+class Moments(nn.Module):
+    """Means in the cells of ``average``, and standard deviations as further channels."""
+
+    def __init__(self, average: nn.Module) -> None:
+        super().__init__()
+        self.average = average
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if x.dtype == torch.float64 else x.float()
+        mean = self.average(x)
+        variance = (self.average(x * x) - mean * mean).clamp(min=LEAST_VARIANCE)
+        return torch.cat([mean, variance.sqrt()], 1)
 
 
 def check_activation(name: str) -> type[nn.Module]:

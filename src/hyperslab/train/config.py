@@ -390,11 +390,19 @@ class FinetuneConfig:
     cells: int = 1
     """A code with space is averaged to so many cells along each dim before them."""
 
+    pool: str = "mean"
+    """What the head sees of a code with space: the ``mean`` of each channel, or the first two
+    ``moments``: its standard deviation too. Fluctuations of matter show in the second."""
+
     standardize: bool = False
     """Gives the numbers of the code mean 0 and variance 1 over the batch (BatchNorm)."""
 
     dropout: float = 0.0
     """After each of ``hidden``."""
+
+    encoder_rate: float = 1.0
+    """Times ``optimizer.lr`` is the learning rate of the encoder; below 1 it stays closer to what
+    it was, while the head learns."""
 
     frozen: bool = False
     """Trains the head alone."""
@@ -405,6 +413,12 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         _at_least("finetune.outputs", self.outputs, 1)
         _at_least("finetune.cells", self.cells, 1)
+        check_choice("finetune.pool", self.pool, ("mean", "moments"))
+        if self.encoder_rate <= 0:
+            raise ConfigError(
+                f"finetune.encoder_rate must be above 0, got {self.encoder_rate}: to leave the "
+                "encoder as it is, set finetune.frozen = true"
+            )
         if self.from_scratch and self.run is not None:
             raise ConfigError(
                 f"finetune.from_scratch takes no weights from finetune.run = {self.run!r}: leave "

@@ -56,10 +56,16 @@ def with_head(model: nn.Module, config: Config, data: Dataset) -> EncoderHead:
         outputs,
         hidden=asked.hidden,
         cells=asked.cells,
+        pool=asked.pool,
         standardize=asked.standardize,
         dropout=asked.dropout,
         frozen=asked.frozen,
     )
+
+
+def rate_factors(config: Config) -> dict[str, float]:
+    """What the learning rates of weights are multiplied by, by how their names begin."""
+    return {ENCODER: config.finetune.encoder_rate} if config.finetune.is_asked else {}
 
 
 def load_encoder(model: nn.Module, run: Path, mesh: Mesh) -> list[str]:

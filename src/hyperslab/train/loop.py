@@ -27,7 +27,7 @@ from hyperslab.train.checkpoint_state import random_state, set_random_state
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
 from hyperslab.train.datasets import check_same_parts
-from hyperslab.train.optimizers import RateFactor, choose_settings, take_step
+from hyperslab.train.optimizers import RateFactor, choose_settings, give_rate, take_step
 from hyperslab.train.process import StopSignals
 from hyperslab.train.recorder import Pace, Recorder, StepPlace
 from hyperslab.train.report import TrainProgress
@@ -236,8 +236,8 @@ class Trainer:
             foreach_div_([p.grad for p in parameters if p.grad is not None], passes.count)
         if self.config.train.clip is not None:
             self._norm = clip_grad_norm_(parameters, self.config.train.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.optimizer.lr * self.rate(self._start(passes.step))
+        lr = self.config.optimizer.lr * self.rate(self._start(passes.step))
+        give_rate(self.optimizer, lr)
         take_step(self.optimizer)
         self.optimizer.zero_grad()
         return loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,17 @@ _OPTIONAL = inspect.Parameter("closure", inspect.Parameter.KEYWORD_ONLY, default
 OPTIMIZERS = ("adam", "adamw", "sgd", "lamb")
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+FACTOR = "lr_factor"
+"""The key of a group of weights whose learning rate is that of the run times this."""
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimizerConfig, factors: Mapping[str, float] | None = None
+) -> Optimizer:
+    """The optimizer of all weights that are trained.
+
+    ``factors`` are for the learning rates of weights whose names begin so; others have 1.
+    """
     make = find_optimizer(config.name)
     for name in ("lr", "weight_decay"):
         if name in config.options:
@@ -35,7 +45,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         given["weight_decay"] = 0.0
     check_options(make, {"params": (), **given}, f"optimizer {config.name}")
     try:
-        optimizer = make(_groups(model, config.weight_decay), **given)
+        optimizer = make(_groups(model, config.weight_decay, factors or {}), **given)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"optimizer {config.name} cannot be made with {given}: {error}"
@@ -102,13 +112,30 @@ def _lamb() -> Callable[..., Optimizer]:
     return Lamb
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weights, and apart from them biases and norms' scales, which must not decay."""
-    trained = [p for p in model.parameters() if p.requires_grad]
+def give_rate(optimizer: Optimizer, lr: float) -> None:
+    """The learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get(FACTOR, 1.0)
+
+
+def _groups(
+    model: nn.Module, weight_decay: float, factors: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ConfigError("the model has no parameters to train")
+    found = []
+    for start, factor in factors.items():
+        if factor != 1:
+            own = [trained.pop(name) for name in [*trained] if name.startswith(start)]
+            found += [{**group, FACTOR: factor} for group in _by_decay(own, weight_decay)]
+    return _by_decay([*trained.values()], weight_decay) + found
+
+
+def _by_decay(trained: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Weights, and apart from them biases and norms' scales, which must not decay."""
     if not weight_decay:
-        return [{"params": trained}]
+        return [{"params": [*trained]}] if trained else []
     weights = [p for p in trained if p.ndim > 1]
     others = [p for p in trained if p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]

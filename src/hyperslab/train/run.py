@@ -21,7 +21,12 @@ from hyperslab.train.config import Config
 from hyperslab.train.datasets import make_loader, open_parts
 from hyperslab.train.export import export_state
 from hyperslab.train.figures import draw_curves
-from hyperslab.train.finetune import check_run_is_named, load_encoder, tell_unlike_parts
+from hyperslab.train.finetune import (
+    check_run_is_named,
+    load_encoder,
+    rate_factors,
+    tell_unlike_parts,
+)
 from hyperslab.train.loop import Trainer
 from hyperslab.train.model import float32_products, forward_context, make_model
 from hyperslab.train.optimizers import RateFactor, make_optimizer
@@ -158,7 +163,7 @@ def _trainer(
     return Trainer(
         config=config,
         model=model,
-        optimizer=make_optimizer(model, config.optimizer),
+        optimizer=make_optimizer(model, config.optimizer, rate_factors(config)),
         rate=RateFactor(
             config.schedule, _steps_per_epoch(len(parts["train"]), config), config.train.epochs
         ),

@@ -104,6 +104,22 @@ def test_a_module_of_yours_begins_by_its_own_reset_parameters():
 
 
 @pytest.mark.ranks(2)
+def test_so_does_one_whose_layers_lie_deeper():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.Sequential(nn.Sequential(nn.Linear(3, 4)), nn.ReLU())
+
+        def reset_parameters(self):
+            nn.init.constant_(self.parts[0][0].weight, 0.5)
+
+    with torch.device("meta"):
+        model = Nested()
+    ours = hs.parallelize(model, hs.init(channel=2, device="cpu"))
+    assert all((p == 0.5).all() for name, p in ours.named_parameters() if "weight" in name)
+
+
+@pytest.mark.ranks(2)
 def test_weights_that_layers_share_stay_shared():
     def make():
         net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

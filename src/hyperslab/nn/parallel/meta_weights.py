@@ -32,7 +32,7 @@ def meta_parts(module: nn.Module) -> list[nn.Module]:
                 "reset_parameters() that gives them: add one, or call module.to_empty(device=...) "
                 "and initialize the weights, or load them, before parallelize"
             )
-        inside = any(child in found for child in part.children())
+        inside = any(child in found for child in part.modules() if child is not part)
         if has_meta or (inside and hasattr(part, "reset_parameters")):
             found.append(part)
     return found
