@@ -156,6 +156,13 @@ MUTANTS = [
     ),
     Mutant(
         "comm/side_channel.py",
+        "            bodies = [np.concatenate(pair) for pair in pairs]\n",
+        "",
+        "comm/test_side_channel.py",
+        "what ranks tell each other ends with the first message",
+    ),
+    Mutant(
+        "comm/side_channel.py",
         "raise first.error_type(first.text) from cause",
         "raise CommError(first.text) from cause",
         "comm/test_side_channel.py",

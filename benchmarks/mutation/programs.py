@@ -306,6 +306,13 @@ MUTANTS = [
     ),
     Mutant(
         "train/tournament/match.py",
+        "            self._exchange.put_back(contest.parts, tree)\n",
+        "",
+        "train/test_tournament.py",
+        "a tournament's trainer goes on with a model that has lost",
+    ),
+    Mutant(
+        "train/tournament/match.py",
         "            copies = {name: tensor.clone() for name, tensor in inbox.items()}\n",
         "            copies = dict(inbox)\n",
         "train/test_tournament.py",

@@ -131,8 +131,10 @@ def test_a_trainer_is_alive_while_its_lock_is_held(tmp_path):
     assert not other.is_held("trainer-0")
     mine.hold("trainer-0")
     assert other.is_held("trainer-0")
-    with pytest.raises(ConfigError, match="trainer-0 is played by another process already"):
-        other.hold("trainer-0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hyperslab.train.tournament.board.LOOK_SECONDS", 0.02)
+        with pytest.raises(ConfigError, match="trainer-0 is played by another process already"):
+            other.hold("trainer-0")
     mine.close()
     assert not other.is_held("trainer-0")
 

@@ -250,15 +250,16 @@ class Others:
         if self.board is not None:
             self.board.post("written", 1)
 
-    def close(self) -> list[int]:
-        """Leaves; the others that are still there, on rank 0. Collective over nobody."""
+    def close(self) -> bool:
+        """Leaves; whether rank 0 finds that nobody is left. Collective over nobody.
+
+        Of those who leave at the same time the last finds so: each lets go before it looks.
+        """
         if self.board is None:
-            return []
-        self.post("closed", 1)
-        left = [each for each in self._living(self.board) if each != self.trainer]
-        self.board.close()
-        self.board = None
-        return left
+            return False
+        board, self.board = self.board, None
+        board.close()
+        return not any(board.is_held(_name(each)) for each in range(self.num_trainers))
 
 
 def _name(trainer: int) -> str:

@@ -323,7 +323,7 @@ class Tournament:
             if self._exchange is not None:
                 self._exchange.close()
             if self._others is not None:
-                is_last = not self._others.close() and self.world.rank == 0
+                is_last = self._others.close()
                 if self._is_temporary and is_last:
                     shutil.rmtree(self.folder, ignore_errors=True)
             self._channel.close()
