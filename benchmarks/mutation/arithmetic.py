@@ -156,8 +156,8 @@ MUTANTS = [
     ),
     Mutant(
         "comm/side_channel.py",
-        "raise faults[0].error_type(faults[0].text) from cause",
-        "raise CommError(faults[0].text) from cause",
+        "raise first.error_type(first.text) from cause",
+        "raise CommError(first.text) from cause",
         "comm/test_side_channel.py",
         "errors lose their type on the way to other ranks",
     ),
