@@ -36,10 +36,13 @@ from hyperslab.synth import Universes, produce
 from hyperslab.testing import Team
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
+from hyperslab.train.tournament.offer import Offer
 
 MODEL_NBYTES = 38_000_000
-EVERY = 15
-"""Steps from match to match."""
+AHEAD_SECONDS = 0.02
+"""From where all know when to begin to the beginning."""
+EVERY = 40
+"""Steps from match to match: a model that learns slowly at first is not judged before."""
 BARS = {"exchange": 2.0, "step": 1.05}
 
 
@@ -53,7 +56,7 @@ def trained(files, folder, seed, epochs, every):
         f"run.folder={folder}",
         "model.options={size = 16, base_channels = 4, dropout = 0.1, batch_norm = true}",
         "data.batch_size=4",
-        "data.validation=0.25",
+        "data.validation=0.3",
         "data.test=0",
         "mesh.device=cpu",
         f"train.epochs={epochs}",
@@ -109,7 +112,7 @@ class Wide(nn.Module):
 
 
 def exchanges(rounds):
-    """Seconds of exchanges, and of a memcpy of as many bytes, in turns; of this rank."""
+    """When exchanges, and memcpys of as many bytes, began on all ranks, and ended on this one."""
     found = {"exchange": [], "memcpy": []}
     with hs.Tournament(2, every=1, carry=()) as game:
         mesh = game.mesh(device="cpu")
@@ -117,34 +120,47 @@ def exchanges(rounds):
         parts = {"model": hs.parallelize(Wide(), mesh)}
         source, target = np.ones(MODEL_NBYTES, np.uint8), np.empty(MODEL_NBYTES, np.uint8)
         target[:] = 0
+        works = {
+            "memcpy": lambda number: np.copyto(target, source),
+            "exchange": lambda number: exchange(game, number, parts),
+        }
         for number in range(1, rounds + 1):
-            meet(game, f"copy-{number}")
-            start = time.perf_counter()
-            np.copyto(target, source)
-            found["memcpy"].append(time.perf_counter() - start)
-            meet(game, f"exchange-{number}")
-            start = time.perf_counter()
-            exchange(game, number, parts)
-            found["exchange"].append(time.perf_counter() - start)
+            for kind, work in works.items():
+                start = start_together(game, f"{kind}-{number}")
+                work(number)
+                found[kind].append((start, time.perf_counter()))
     return found
 
 
 def exchange(game, number, parts):
     """What a match does beside scoring: lay out, read, and say so."""
     other = 1 - game.trainer
-    _, mine = game._lay_out(number, parts, {other})
-    theirs = game._await_offer(other, number, lambda: None)
-    offer = type(mine).of_note(theirs["offer"])
-    game._read(number, other, mine, offer, game._room(theirs["trees"], parts))
-    game._post(f"done-{game.trainer}", number)
+    mine = game._exchange.lay_out(number, parts, {}, {other})
+    found = game.others.await_offer(other, number, lambda: None)
+    theirs, room = Offer.of_note(found["offer"]), game._exchange.room(found["trees"], parts)
+    game._exchange.read(number, other, mine, theirs, room)
+    game.others.post("done", number)
     game.number = number
 
 
-def meet(game, name):
-    """Returns when both trainers are here."""
-    game._post(f"{name}-{game.trainer}", 1)
-    other = f"{name}-{1 - game.trainer}"
-    game._wait(lambda board, is_late: board.read(other), lambda: None)
+def start_together(game, name):
+    """Returns on all ranks of both trainers at the same time, as late ones would count as slow."""
+    game.others.post(name, time.perf_counter() + AHEAD_SECONDS)
+    names = [f"{name}-{trainer}" for trainer in range(2)]
+
+    def look(board, is_late):
+        told = [board.read(each) for each in names]
+        return None if None in told else max(told)
+
+    start = game.others.wait(look, lambda: None)
+    time.sleep(max(0, start - time.perf_counter()))
+    return start
+
+
+def slowest(told, kind):
+    """Seconds until the last rank was ready, of each round."""
+    rounds = zip(*(each[kind] for each in told), strict=True)
+    return [max(end - start for start, end in ranks) for ranks in rounds]
 
 
 # Step
@@ -173,14 +189,11 @@ def steps(num):
 
 
 def measure(is_quick):
-    seeds, epochs, count = ([0], 2, 48) if is_quick else ([0, 1, 2], 8, 96)
+    seeds, epochs, count = ([0], 2, 48) if is_quick else ([0, 1, 2], 10, 192)
     result = {}
     with Team(4, timeout_seconds=3000) as team, tempfile.TemporaryDirectory() as name:
         told = team.run(exchanges, 5 if is_quick else 25)
-        times = {
-            kind: statistics.median(map(max, zip(*(each[kind] for each in told), strict=True)))
-            for kind in told[0]
-        }
+        times = {kind: statistics.median(slowest(told, kind)) for kind in told[0]}
         result["exchange"] = {**times, "ratio": times["exchange"] / times["memcpy"]}
         result["quality"] = quality(team, Path(name), seeds, epochs, count)
     with Team(2, timeout_seconds=600) as team:

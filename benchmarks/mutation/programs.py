@@ -205,8 +205,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/local_ranks.py",
-        "            self._send(signal.SIGKILL if self.was_asked else signal.SIGTERM)\n",
-        "            self._send(signal.SIGTERM)\n",
+        "self._send(signal.SIGKILL if group in self.asked else signal.SIGTERM, group)",
+        "self._send(signal.SIGTERM, group)",
         "cli/test_local_ranks.py",
         "a rank that ignores SIGTERM is never killed",
     ),
@@ -297,15 +297,15 @@ MUTANTS = [
         "the sweep does not compare gradients",
     ),
     Mutant(
-        "train/tournament/mailbox.py",
-        "            rank = min(ranks, key=ends.__getitem__) if is_shared else 0\n",
-        "            rank = 0\n",
+        "train/tournament/offer.py",
+        "rank = min(ranks, key=ends.__getitem__) if is_shared else 0\n",
+        "rank = 0\n",
         "train/test_tournament.py::test_every_box_is_laid_out_once"
         " train/test_tournament.py::test_models_move_between_unlike_meshes_and_cut_weights",
         "pieces that rank 0 does not hold are laid out by it",
     ),
     Mutant(
-        "train/tournament/tournament.py",
+        "train/tournament/match.py",
         "            copies = {name: tensor.clone() for name, tensor in inbox.items()}\n",
         "            copies = dict(inbox)\n",
         "train/test_tournament.py",
@@ -313,8 +313,7 @@ MUTANTS = [
     ),
     Mutant(
         "train/tournament/tournament.py",
-        '            self._post(f"done-{self.trainer}", number)  # also who gave up reads no '
-        "more\n",
+        '        self.others.post("done", number)  # also who gave up reads no more\n',
         "",
         "train/test_tournament.py",
         "who gave a match up is waited for by the one who came late",

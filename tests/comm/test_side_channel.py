@@ -36,6 +36,17 @@ def test_an_error_on_one_rank_is_the_same_on_all(error, kind, words):
     channel.close()
 
 
+@pytest.mark.ranks(3)
+def test_ranks_tell_each_other_values_of_any_length():
+    """What fits into the first message, into two, and what is too long for both."""
+    mesh = hs.init(sample=3, device="cpu")
+    channel = SideChannel(mesh, "testing")
+    for length in (0, 1, 4000, 4088, 4089, 5000, 70_000, 200_000):
+        mine = [mesh.rank, "x" * (length * mesh.rank // 2)]
+        assert channel.tell_all(mine) == [[rank, "x" * (length * rank // 2)] for rank in range(3)]
+    channel.close()
+
+
 @pytest.mark.ranks(2)
 def test_what_rank_0_finds_or_fails_at_all_know():
     mesh = hs.init(sample=2, device="cpu")

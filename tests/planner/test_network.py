@@ -96,7 +96,7 @@ def test_what_is_no_list_of_operators(text):
 
 
 def test_an_unknown_network_is_answered_with_those_that_are_known():
-    with pytest.raises(ConfigError, match=r"no network 'cosmo' \(there are autoencoder-wide, "):
+    with pytest.raises(ConfigError, match=r"no network 'cosmo' \(there are autoencoder-conv, "):
         load_shipped("cosmo")
 
 

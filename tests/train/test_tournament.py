@@ -16,7 +16,7 @@ from hyperslab.errors import CommError, ConfigError
 from hyperslab.layout import Box
 from hyperslab.testing import whole
 from hyperslab.train.tournament.board import Board
-from hyperslab.train.tournament.mailbox import HEADER_NBYTES, _share
+from hyperslab.train.tournament.offer import HEADER_NBYTES, share
 from hyperslab.train.tournament.rules import (
     changed_values,
     first_values,
@@ -98,7 +98,7 @@ def test_every_box_is_laid_out_once(extents, num_ranks):
     for rank in range(num_ranks):
         bounds = [extents[0] * r // num_ranks for r in (rank, rank + 1)]
         cut[rank]["model/0"] = (tuple(bounds), (0, 3))
-    pieces = _share(boxes, dict.fromkeys(boxes, 4), cut, frozenset({"model"}))
+    pieces = share(boxes, dict.fromkeys(boxes, 4), cut, frozenset({"model"}))
     for name, box in boxes.items():
         laid_out = [piece for mine in pieces for piece in mine if piece.name == name]
         assert sum(piece.box.numel for piece in laid_out) == box.numel
@@ -107,6 +107,13 @@ def test_every_box_is_laid_out_once(extents, num_ranks):
         for piece in mine:
             assert piece.offset >= ends
             ends = piece.offset + piece.nbytes
+
+
+def test_a_large_tensor_that_all_ranks_hold_is_copied_by_all():
+    boxes = {"model/head": Box.of((0, 1000), (0, 4000)), "model/bias": Box.of((0, 1000))}
+    pieces = share(boxes, dict.fromkeys(boxes, 4), [{}, {}, {}], frozenset({"model"}))
+    nbytes = [sum(piece.nbytes for piece in mine) for mine in pieces]
+    assert max(nbytes) - min(nbytes) <= 16_000
 
 
 def test_the_first_note_of_a_name_stays(tmp_path):
@@ -251,6 +258,23 @@ def swapped(winner):
 
 
 @pytest.mark.ranks(2)
+def test_moments_that_were_taken_over_stay_when_the_next_model_comes():
+    hs.init()
+    scores = {0: [0.0, 1.0, 0.0, 1.0], 1: [1.0, 0.0, 0.0, 1.0]}
+    with hs.Tournament(2, every=1, carry=("optimizer",)) as game:
+        loop, mine = Loop(game.mesh(device="cpu"), game.trainer), scores[game.trainer]
+        loop.step()
+        assert game.step(loop.model, loop.optimizer, lambda: mine.pop(0)).adopted == game.trainer
+        for _ in range(2 - game.trainer):
+            loop.step()
+        before = loop.state()
+        assert not game.step(loop.model, loop.optimizer, lambda: mine.pop(0)).adopted
+        assert all(torch.equal(before[name], each) for name, each in loop.state().items())
+    ours, theirs = everywhere(before)
+    assert not all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.ranks(2)
 def test_the_process_group_of_all_ranks_is_there_again_afterwards():
     mesh = hs.init(sample=2, device="cpu")
     world = dist.group.WORLD
@@ -337,7 +361,7 @@ def test_who_comes_too_late_is_played_without_and_may_come_back(tmp_path):
         matches = [game.step(loop.model, loop.optimizer, loop.score)]
         (second_is_back if game.trainer else first_is_through).touch()
         wait_for(second_is_back)
-        game._timeout *= 1000
+        game.others.timeout *= 1000
         matches.append(game.step(loop.model, loop.optimizer, loop.score))
     if game.trainer == 0:
         assert matches[0].partner is None
@@ -398,7 +422,7 @@ def test_a_trainer_whose_process_ends_is_missed_at_once(tmp_path):
         loop = Loop(game.mesh(device="cpu"), game.trainer)
         game.step(loop.model, loop.optimizer, loop.score)
         if game.trainer == 1:
-            game._board.close()  # as the system does
+            game.others.board.close()  # as the system does
         else:
             matches = [game.step(loop.model, loop.optimizer, loop.score) for _ in range(2)]
             assert [match.partner for match in matches] == [None, None]

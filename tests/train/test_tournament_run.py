@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import hyperslab as hs
 from hyperslab.errors import CommError, ConfigError
 from hyperslab.io import open as open_files
 from hyperslab.train.config import TournamentConfig
+from hyperslab.train.process import CAN_GO_ON
 from hyperslab.train.read_config import read_config
 from hyperslab.train.run import run
 from hyperslab.train.tournament.figure import ancestry
@@ -228,8 +230,11 @@ def test_the_ancestry_of_the_winner_leads_back_to_where_its_model_began():
 # Deaths
 
 STRUCK = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 from torch import nn
+
+HERE = Path(__file__).parent
 
 
 class Struck(nn.Module):
@@ -240,47 +245,112 @@ class Struck(nn.Module):
 
     def forward(self, x):
         self.steps += self.training
-        if os.environ.get("STRIKE") == f"{os.environ['RANK']} {self.steps}":
-            os.kill(os.getpid(), signal.SIGKILL)
+        here = f"{os.environ.get('RANK')} {self.steps}"
+        if self.training and os.environ.get("STRIKE") in (here, f"all {self.steps}"):
+            os.kill(os.getpid(), getattr(signal, os.environ.get("SIGNAL", "SIGKILL")))
+        if self.training and os.environ.get("JOINS"):
+            (HERE / "joined").touch()
+        while os.environ.get("WAITS") == here and not (HERE / "joined").exists():
+            time.sleep(0.02)
         return self.head(self.drop(self.norm(x)).mean((2, 3, 4)))
 """
+
+
+def struck(folder, files, *changes):
+    """A model in ``folder`` that signals strike, and the command that trains it."""
+    (folder / "model.py").write_text(STRUCK)
+    command = [sys.executable, "-m", "hyperslab", "train", "cosmoflow-64"]
+    command += ["--folder", str(folder / "run")]
+    changes = [*SETTINGS[1:], "model.name=model.py:Struck", "run.figures=false", *changes]
+    for change in [f"data.files={files['cosmo']}", *changes]:
+        command += ["--set", change]
+    return command
+
+
+def start(folder, command, **variables):
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process):
+    """What it has told; it must have ended well."""
+    told = process.communicate(timeout=400)[1]
+    assert process.returncode == 0, told
+    return told
 
 
 @pytest.mark.slow
 def test_trainers_play_on_when_one_is_killed_and_it_comes_back(files, tmp_path):
     """It dies between two matches; the others finish, and --resume brings it back."""
-    (tmp_path / "model.py").write_text(STRUCK)
-    folder, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
-    changes = ["model.name=model.py:Struck", *SETTINGS[1:], "tournament.trainers=3",
-               "tournament.every=3", "train.epochs=12", "run.figures=false"]  # fmt: skip
-    command = [sys.executable, "-m", "hyperslab", "train", "cosmoflow-64", "--folder", str(folder)]
-    for change in [f"data.files={files['cosmo']}", *changes]:
-        command += ["--set", change]
-
-    def start(*more, **variables):
-        return subprocess.run(
-            [*command, *more],
-            cwd=tmp_path,
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-
-    done = start(STRIKE="1 5")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("tournament: trainer 1 ") == 1
-    assert "Some trainers did not come to the end: rank 1 was killed by SIGKILL" in done.stderr
+    folder = tmp_path / "run"
+    changes = ["tournament.trainers=3", "tournament.every=3", "train.epochs=12"]
+    command = struck(tmp_path, files, *changes)
+    told = ended(start(tmp_path, command, STRIKE="1 5"))
+    assert told.count("tournament: trainer 1 ") == 1
+    assert "Some trainers did not come to the end: rank 1 was killed by SIGKILL" in told
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["missing"] == [1]
-    by_number = {line["number"]: set() for line in matches(folder)}
-    for line in matches(folder):
-        by_number[line["number"]].add((line["trainer"], line["partner"]))
+    by_number = pairings(folder)
     assert {trainer for trainer, _ in by_number[1]} == {0, 1, 2}
     assert by_number[3] == by_number[4] == {(0, 2), (2, 0)}
-    again = start("--resume")
-    assert again.returncode == 0, again.stderr
+    ended(start(tmp_path, [*command, "--resume"]))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["missing"] == []
     assert {each["step"] for each in summary["trainers"]} == {12}
     assert math.isfinite(summary["trainers"][1]["score"])
+
+
+@pytest.mark.slow
+def test_a_trainer_that_was_killed_joins_the_others_while_they_play(files, tmp_path):
+    """The one that is left waits at its eighth step, after the match that it played alone."""
+    folder = tmp_path / "run"
+    command = struck(tmp_path, files, "tournament.every=3", "train.epochs=6")
+    whole = start(tmp_path, command, STRIKE="1 5", WAITS="0 8")
+    try:
+        while whole.poll() is None and (0, None) not in pairings(folder).get(2, set()):
+            time.sleep(0.05)
+        back = start(tmp_path, [*command, "--trainer", "1"], JOINS="1")
+        assert "Tournament: trainer 1 joins the others from step 3" in ended(back)
+        ended(whole)
+    finally:
+        whole.kill()
+    by_number = pairings(folder)
+    assert by_number[1] == by_number[3] == by_number[4] == {(0, 1), (1, 0)}
+    assert by_number[2] == {(0, None)}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["missing"] == []
+    assert {each["step"] for each in summary["trainers"]} == {12}
+
+
+def pairings(folder):
+    """Who has played against whom, by the number of the match."""
+    found = {}
+    for line in matches(folder) if (folder / "log.jsonl").exists() else ():
+        found.setdefault(line["number"], set()).add((line["trainer"], line["partner"]))
+    return found
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.slow
+def test_a_tournament_that_was_told_to_stop_goes_on_bit_for_bit(files, tmp_path):
+    hs.init()
+    (tmp_path / "model.py").write_text(STRUCK)
+    model = ["model.options={}", f"model.name={tmp_path / 'model.py'}:Struck"]
+    changes = [*model, "run.figures=false", "data.validation=0", "train.epochs=2"]
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    run(configured(straight, files, *changes))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STRIKE", "all 4")
+        patch.setenv("SIGNAL", "SIGTERM")
+        outcome = run(configured(stopped, files, *changes))
+    assert outcome.exit_code == CAN_GO_ON
+    assert {line["number"] for line in matches(stopped)} < {1, 2, 3}
+    assert run(configured(stopped, files, *changes), resume=True).exit_code == 0
+    assert matches(stopped) == matches(straight)
+    for place in ("trainer-0", "trainer-1"):
+        assert_equal_bits(weights(stopped / place), weights(straight / place))

@@ -40,9 +40,13 @@ def run(ctx: click.Context, output: Path, keep_all: bool, command: tuple[str, ..
     it. On Linux, for programs that load shared libraries; the recorder is compiled once, which
     takes a C compiler.
     """
-    from hyperslab.trace.foreign.run_program import run_program
+    from hyperslab.trace.foreign.run_program import NotStartedError, run_program
 
-    ran = run_program(command, output, keep_all=keep_all)
+    try:
+        ran = run_program(command, output, keep_all=keep_all)
+    except NotStartedError as error:
+        click.echo(f"Error: {error}", err=True)
+        ctx.exit(error.exit_code)
     if not ran.was_seen:
         told = (
             f"nothing was recorded: {command[0]} did not load the recorder; it is linked "

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hyperslab.errors import FormatError
 from hyperslab.trace.file import SUFFIX, FileContent
 from hyperslab.trace.foreign.identify import read_contents
+from hyperslab.trace.foreign.lives import add_lives
 from hyperslab.trace.foreign.posix_file import mark_main_loops
 from hyperslab.trace.span import Process, Thread, Trace, empty_spans
 
@@ -39,7 +40,7 @@ def find_contents(paths: Sequence[Path]) -> list[FileContent]:
     files = [file for path in paths for file in find_trace_files(path)]
     contents = [content for file in files for content in read_contents(file)]
     mark_main_loops(contents)
-    return contents
+    return add_lives(contents)
 
 
 def find_trace_files(path: Path) -> list[Path]:

@@ -108,11 +108,27 @@ def owner_of(second, made):
         return Category.optimizer
     if goes_on(Category.checkpoint, where=in_loop):
         return Category.checkpoint
-    always = not any(each.category == Category.wait and each.stop > each.start for each in made)
     for category in (*READERS, Category.copy):
-        waited = always or goes_on(Category.wait)
-        if goes_on(category, where=lambda each, waited=waited: waited or in_loop(each)):
+        if goes_on(category, where=in_loop):
             return category
+    waits = [each for each in made if each.category == Category.wait and each.stop > each.start]
+    waited = {second for each in waits for second in range(each.start, each.stop)}
+
+    def within_a_wait(each):
+        of_loop = each.thread in loop_threads and not is_device(each)
+        return of_loop and waited.issuperset(range(each.start, each.stop))
+
+    for category in (Category.user, Category.compute):
+        if goes_on(category, where=within_a_wait):
+            return category
+    if not waits or second in waited:
+        for category in (*READERS, Category.copy):
+            if goes_on(category):
+                return category
+    if second in waited and goes_on(
+        Category.user, where=lambda each: each.thread not in loop_threads
+    ):
+        return Category.user
     rest = (Category.wait, *MESSAGES, Category.copy, Category.checkpoint, Category.evaluation)
     for category in (*rest, Category.user):
         if goes_on(category):
@@ -154,6 +170,31 @@ def test_waiting_within_a_forward_pass_is_not_computing():
         Made(Category.halo, 5, 7, "wait for halo", flags=Flag.exposed),
     ]
     assert exposed_of(made) == {Category.compute: 8, Category.halo: 2}
+
+
+def test_the_code_in_which_the_loop_makes_a_batch_is_what_it_waits_for():
+    made = [
+        Made(Category.user, 0, 20, "all of it"),
+        Made(Category.wait, 0, 9, flags=Flag.exposed),
+        Made(Category.user, 1, 6, "load"),
+        Made(Category.read, 2, 4),
+        Made(Category.compute, 6, 8, "simulate"),
+        Made(Category.read, 1, 9, thread=1),
+        Made(Category.step, 0, 20),
+    ]
+    wanted = {Category.user: 3 + 11, Category.read: 2 + 1, Category.compute: 2, Category.wait: 1}
+    assert exposed_of(made) == wanted
+
+
+def test_spans_of_who_makes_batches_explain_waiting_after_reads():
+    made = [
+        Made(Category.wait, 0, 9, flags=Flag.exposed),
+        Made(Category.read, 0, 5, thread=1),
+        Made(Category.user, 4, 7, "augment", thread=1),
+        Made(Category.step, 0, 10),
+    ]
+    found = exposed_of(made)
+    assert found == {Category.read: 5, Category.user: 2, Category.wait: 2, Category.other: 1}
 
 
 def test_the_gpu_decides_in_steps_whose_times_it_told():

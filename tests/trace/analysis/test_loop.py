@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hyperslab.testing.traces import SECOND, Made, write_trace
 from hyperslab.trace import Category, Flag, load_trace, report
-from hyperslab.trace.analysis.loop import NUM_BINS, ranks_of
+from hyperslab.trace.analysis.analysis import analyse
+from hyperslab.trace.analysis.loop import NUM_BINS, READERS, ranks_of
 
 
 def rank_of(tmp_path, made):
@@ -91,3 +94,41 @@ def test_steps_reach_from_end_to_end(tmp_path, told):
     assert [(each.stop - each.start) // SECOND for each in steps] == [4, 6]
     assert [each.number for each in steps] == [0, 1]
     assert np.diff([steps[0].stop, steps[1].start]) == 0
+
+
+@pytest.mark.parametrize("told", ["spans", "numbers"])
+def test_what_helpers_do_for_the_next_epoch_makes_no_epoch(tmp_path, told):
+    made = []
+    for epoch in range(2):
+        at = 4 * epoch
+        of = {"epoch": epoch, "step": epoch}
+        if told == "spans":
+            made += [
+                Made(Category.epoch, at, at + 4, epoch=epoch),
+                Made(Category.step, at, at + 4, **of),
+            ]
+        made.append(Made(Category.compute, at, at + 4, **of))
+    helpers = (*READERS, Category.copy, Category.delay, Category.user, Category.compute)
+    made.append(Made(Category.wait, 0, 0.5, epoch=0, flags=Flag.exposed))
+    made += [Made(each, 9, 10, epoch=2, step=2, thread=1) for each in helpers]
+    assert windows(rank_of(tmp_path, made)) == {0: [(0, 4)], 1: [(4, 8)]}
+
+
+def test_an_epoch_that_was_killed_and_resumed_counts_both_parts_and_is_noted(tmp_path):
+    whole = [Made(Category.epoch, 0, 4, epoch=0), Made(Category.step, 0, 4, epoch=0)]
+    killed = [Made(Category.step, 4 + i, 5 + i, epoch=1) for i in range(2)]
+    resumed = [Made(Category.step, 20, 23, epoch=1), Made(Category.epoch, 20, 23, epoch=1)]
+    rank = two_processes(tmp_path, [*whole, *killed], resumed)
+    assert windows(rank) == {0: [(0, 4)], 1: [(4, 6), (20, 23)]}
+    assert rank.broken_off == {1: 2}
+    (note,) = analyse(rank.trace).notes
+    assert note.startswith("epoch 1 was broken off after 2 steps")
+
+
+def two_processes(tmp_path, *spans):
+    """A rank of which each of ``spans`` is of a process."""
+    write_trace(tmp_path, spans)
+    trace = load_trace(tmp_path)
+    trace.processes[:] = [replace(each, rank=0) for each in trace.processes]
+    (rank,) = ranks_of(trace)
+    return rank

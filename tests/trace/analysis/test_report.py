@@ -40,7 +40,7 @@ def test_the_verdict_names_reads_their_share_and_what_would_hide_them(of_run):
     found = of_run(RUN)
     seconds, wall = waited(RUN)[0], found.analysis.epochs[0].seconds
     assert f"waited {seconds / wall:.0%} of epoch 0 for reads" in found.verdict
-    assert "more reader threads a rank or store=memory would hide it" in found.verdict
+    assert "3 more reader threads a rank would hide it. If samples came" in found.verdict
     free = found.what_ifs[0]
     assert free.name == "io_free"
     assert free.seconds == pytest.approx(found.analysis.total.seconds - sum(waited(RUN)), rel=1e-3)
@@ -56,6 +56,7 @@ def test_the_verdict_of_a_gpu_that_waits_in_one_epoch(tmp_path):
             made.append(Made(Category.read, ready - read, ready, "a.h5", thread=1, nbytes=9, **of))
             at = max(at, ready)
             made.append(Made(Category.wait, begun, at, flags=Flag.exposed, **of))
+            made.append(Made(Category.delay, ready, at, thread=1, **of))  # as our loader has it
             made.append(Made(Category.other, at, at + 0.9, "launch forward", **of))
             gpu = {"thread": 3, "flags": Flag.device, **of}
             made.append(Made(Category.compute, at, at + 1, "forward", **gpu))
@@ -105,6 +106,133 @@ def test_readers_that_are_slower_side_by_side_are_not_advised(tmp_path):
         found.verdict
     )
     assert [(each.num_reads, each.count) for each in found.analysis.reading] == [(1, 40), (2, 80)]
+
+
+def looped(step, num_epochs=2, num_steps=6, ranks=1):
+    """Of each rank, ``step(made, at, rank, i)`` appends what it does from ``at`` on; gives the end.
+
+    It is step ``i`` of all.
+    """
+    spans = []
+    for rank in range(ranks):
+        made, at = [], 0.0
+        for epoch in range(num_epochs):
+            start = at
+            for i in range(num_steps):
+                begun, at = at, step(made, at, rank, i + epoch * num_steps)
+                made.append(Made(Category.step, begun, at, epoch=epoch, step=i))
+            made.append(Made(Category.epoch, start, at, epoch=epoch))
+        spans.append(made)
+    return spans
+
+
+def waits(made, at, stop, *, of=None, name="a.h5", thread=1):
+    """For a batch from ``at`` to ``stop``, while a reader does something."""
+    made.append(Made(Category.wait, at, stop, flags=Flag.exposed))
+    if of is not None:
+        made.append(Made(of, at, stop, name, thread=thread, nbytes=1000))
+    return stop
+
+
+def computes(made, at, seconds):
+    made.append(Made(Category.compute, at, at + seconds, "forward"))
+    return at + seconds
+
+
+def verdict_of(tmp_path, spans):
+    write_trace(tmp_path, spans)
+    return report(tmp_path).verdict
+
+
+def test_code_in_which_the_loop_makes_batches_is_named_with_its_share(tmp_path):
+    def step(made, at, rank, i):
+        made.append(Made(Category.user, at, at + 0.8, "augment"))
+        return computes(made, waits(made, at, at + 0.8), 0.2)
+
+    write_trace(tmp_path, looped(step))
+    found = report(tmp_path)
+    assert "waited 80% of the time for code that makes batches (augment 80%)" in found.verdict
+    assert found.shares()["user"] == pytest.approx(0.8)
+    assert {each.name: each.saved_share for each in found.what_ifs} == {
+        "io_free": pytest.approx(0.8)
+    }
+
+
+def test_of_a_wait_that_nothing_explains_no_advice_is_given(tmp_path):
+    def step(made, at, rank, i):
+        at = waits(made, at, at + 0.1, of=Category.read)
+        return computes(made, waits(made, at, at + 0.5), 0.4)
+
+    verdict = verdict_of(tmp_path, looped(step))
+    assert "50% batches that no recorded work explains, 10% reads" in verdict
+    assert "what readers did then is not known, hyperslab.span in the data set tells" in verdict
+    assert "prefetch" not in verdict
+    assert "disks" not in verdict
+
+
+def test_more_readers_are_not_advised_where_only_the_first_batch_waits(tmp_path):
+    def step(made, at, rank, i):
+        stop = at if i else waits(made, at, at + 5, of=Category.read)
+        made.append(Made(Category.read, stop, stop + 0.9, "a.h5", thread=1, nbytes=1000))
+        return computes(made, stop, 1)
+
+    verdict = verdict_of(tmp_path, looped(step))
+    assert "of epoch 0 for reads" in verdict
+    assert "most of it is for the first batch" in verdict
+    assert not any(word in verdict for word in ("more reader", "store=memory", "disks"))
+
+
+def test_disks_are_only_advised_where_reads_are_waited_for(tmp_path):
+    def step(made, at, rank, i):
+        for thread in range(1, 41):  # so many that 32 more would not do
+            made.append(Made(Category.stage, at, at + 1, "a.h5", thread=thread, nbytes=1000))
+        return computes(made, waits(made, at, at + 1), 0.25)
+
+    verdict = verdict_of(tmp_path, looped(step))
+    assert "waited 80% of the time for staging" in verdict
+    assert "disks" not in verdict
+
+
+def test_a_loader_that_starts_later_makes_no_straggler_and_a_slow_rank_is_one(tmp_path):
+    def of(slowness):
+        def step(made, at, rank, i):
+            at = at if i else waits(made, at, at + 1 + 2 * rank, of=Category.read)
+            at = computes(made, at, 1.0 if rank < 3 else slowness)
+            made.append(Made(Category.all_reduce, at, at + 0.1, flags=Flag.exposed))
+            return at + 0.1
+
+        return looped(step, ranks=4)
+
+    write_trace(tmp_path / "even", of(1))
+    assert report(tmp_path / "even").stragglers == []
+    write_trace(tmp_path / "slow", of(3))
+    found = report(tmp_path / "slow")
+    assert [each.rank for each in found.stragglers] == [3]
+    assert found.stragglers[0].lag_seconds == pytest.approx(24)
+    assert found.verdict.startswith("Rank 3 (on node0) is a straggler")
+
+
+def test_the_verdict_has_four_sentences_and_of_the_first_what_it_costs(of_run):
+    run = replace(RUN, num_ranks=4, slowness=1.5, reduce=0.2, optimizer=0.2)
+    found = of_run(run)
+    assert len(found.findings) == 4
+    assert found.verdict == " ".join(each.text for each in found.findings)
+    costly = of_run(replace(RUN, slowness=1.3), "costly")
+    texts = [each.text for each in costly.findings]
+    assert costly.verdict == " ".join([texts[0], costly.findings[0].would, *texts[1:]])
+
+
+def test_a_run_in_which_nothing_computes_is_not_said_to(tmp_path):
+    made = [Made(Category.step, 0, 1, epoch=0), Made(Category.checkpoint, 0.95, 1, epoch=0)]
+    assert "computing" not in verdict_of(tmp_path, [made])
+
+
+def test_names_of_spans_are_no_files(tmp_path):
+    made = [
+        Made(Category.read, i, i + 1, name, nbytes=8) for i, name in enumerate(["load", "a.h5"])
+    ]
+    write_trace(tmp_path, [made])
+    assert [each.name for each in report(tmp_path).analysis.files] == ["a.h5"]
 
 
 def test_a_straggler_is_found_and_what_makes_it_late(of_run):

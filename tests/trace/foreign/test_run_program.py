@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hyperslab.errors import ConfigError
-from hyperslab.trace import Category, Flag, load_trace
+from hyperslab.trace import Category, Flag, load_trace, report
 from hyperslab.trace.foreign import run_program as module
 from hyperslab.trace.foreign.run_program import run_program
 
@@ -50,6 +50,7 @@ def calls(folder):
             int(span["nbytes"]),
         )
         for span in trace.spans
+        if trace.strings[span["name"]] != "program"
     ]
 
 
@@ -319,6 +320,36 @@ def test_what_a_killed_process_read_is_in_its_file(tmp_path, data, python):
     assert sum(nbytes for *_, nbytes in found) == 20_000 * 5000
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_shares_are_of_the_whole_life_of_a_program_however_it_ends(tmp_path, data, python, end):
+    python(
+        f"""
+        import os, signal, time
+        time.sleep(0.3)
+        open({str(data)!r}, "rb").read()
+        time.sleep(0.3)
+        {end}
+        """
+    )
+    found = report(tmp_path / "traced").analysis.total
+    assert found.seconds >= 0.6
+    assert found.share(Category.read) < 0.5
+    assert len(load_trace(tmp_path / "traced").processes) == 1
+
+
+def test_without_the_end_of_a_program_its_last_record_counts(tmp_path, data, python):
+    program = f"import time; time.sleep(0.1); open({str(data)!r}, 'rb').read(); time.sleep(0.1)"
+    python(program)
+    for life in (tmp_path / "traced").glob("program-*"):
+        life.unlink()
+    trace = load_trace(tmp_path / "traced")
+    whole = trace.spans[trace.spans["category"] == Category.other]
+    stops = trace.spans["start"] + trace.spans["duration"]
+    assert whole["duration"].item() >= 0.1e9
+    assert whole["start"].item() + whole["duration"].item() == stops.max()
+    assert any("ended is not known" in note for note in trace.notes)
+
+
 def test_threads_and_signal_handlers_lose_nothing(tmp_path, data, python):
     python(
         f"""
@@ -415,10 +446,14 @@ def test_without_a_compiler_one_is_asked_for(tmp_path, monkeypatch):
 
 
 def test_programs_that_are_not_there_and_folders_with_another_run_are_refused(tmp_path, data):
-    with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+    with pytest.raises(ConfigError, match="there is no program 'no-such-program'") as told:
         run_program(["no-such-program"], tmp_path / "traced")
+    assert told.value.exit_code == 127
+    with pytest.raises(ConfigError, match="is not executable: chmod") as told:
+        run_program([str(data)], tmp_path / "traced")
+    assert told.value.exit_code == 126
     run_program(["cat", str(data)], tmp_path / "traced")
-    with pytest.raises(ConfigError, match="has 1 trace files of another run"):
+    with pytest.raises(ConfigError, match="has 2 trace files of another run"):
         run_program(["cat", str(data)], tmp_path / "traced")
 
 

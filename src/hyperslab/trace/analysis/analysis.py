@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,4 +101,15 @@ def _notes(trace: Trace, ranks: list[RankReport]) -> list[str]:
         for number, count in counts.items()
         if count < len(ranks)
     )
-    return notes
+    return [*notes, *_broken_off(ranks)]
+
+
+def _broken_off(ranks: list[RankReport]) -> Iterator[str]:
+    for number in sorted({number for rank in ranks for number in rank.broken_off}):
+        steps = [rank.broken_off[number] for rank in ranks if number in rank.broken_off]
+        few, many = min(steps), max(steps)
+        counted = f"{few} to {many} steps" if few < many else f"{few} step{'s' * (few != 1)}"
+        yield (
+            f"epoch {number} was broken off after {counted}, or has not ended yet: "
+            "these count, and what came once it was resumed"
+        )

@@ -29,6 +29,8 @@ class Attribution:
     """When each category went on at all."""
     exposed: dict[Category, Intervals] = field(default_factory=dict)
     """When it was what the loop did or waited for; these are apart, and cover ``rank.extent``."""
+    making: Intervals = field(default_factory=Intervals)
+    """When the loop waited for code of its own that makes batches: user, and compute."""
 
 
 def attribute(rank: Rank) -> Attribution:
@@ -49,7 +51,15 @@ def attribute(rank: Rank) -> Attribution:
     if len(left):
         exposed[Category.other] = exposed.get(Category.other, Intervals()) | left
         busy[Category.other] = busy.get(Category.other, Intervals()) | left
-    return Attribution(busy, exposed)
+    return Attribution(busy, exposed, _making(rank, exposed))
+
+
+def _making(rank: Rank, exposed: dict[Category, Intervals]) -> Intervals:
+    waited = rank.by_category.get(Category.wait, Intervals())
+    by_loop = rank.chosen(Category.compute, rank.on_loop & rank.lies_in(waited))
+    nothing = Intervals()
+    made = exposed.get(Category.user, nothing) & waited
+    return made | (exposed.get(Category.compute, nothing) & by_loop)
 
 
 def claims(rank: Rank, compute: Intervals) -> Iterator[tuple[Category, Intervals]]:
@@ -58,10 +68,11 @@ def claims(rank: Rank, compute: Intervals) -> Iterator[tuple[Category, Intervals
     1. compute
     2. halo, all_reduce: on the GPU, or where the loop waits for them by construction
     3. copy on the GPU or in the loop, optimizer, checkpoint in the loop
-    4. while the loop waits for a batch, or where it does these itself, what readers do: stage,
-       read, decode, exchange, copy; in a trace without ``wait``, always
-    5. wait: nobody did anything for the batch
-    6. what else goes on: halo, all_reduce, copy, checkpoint, evaluation, user
+    4. what the loop does itself of what readers do: stage, read, decode, exchange, copy
+    5. while the loop waits for a batch: user and compute in which the loop makes it itself, then
+       what readers do, then user of anybody; in a trace without ``wait``, what readers do always
+    6. wait: nobody recorded anything for the batch
+    7. what else goes on: halo, all_reduce, copy, checkpoint, evaluation, user
     """
     busy = rank.by_category
     nothing = Intervals()
@@ -75,13 +86,23 @@ def claims(rank: Rank, compute: Intervals) -> Iterator[tuple[Category, Intervals
     yield Category.optimizer, busy.get(Category.optimizer, nothing)
     yield Category.checkpoint, rank.chosen(Category.checkpoint, in_loop)
     for category in (*READERS, Category.copy):
-        going_on = busy.get(category, nothing)
-        explained = going_on & waited if len(waited) else going_on
-        yield category, explained | rank.chosen(category, in_loop)
+        yield category, rank.chosen(category, in_loop)
+    yield from _made_while_waiting(rank, waited)
     yield Category.wait, waited
     for category in (*MESSAGES, Category.copy, Category.checkpoint, Category.evaluation):
         yield category, busy.get(category, nothing)
     yield Category.user, busy.get(Category.user, nothing)
+
+
+def _made_while_waiting(rank: Rank, waited: Intervals) -> Iterator[tuple[Category, Intervals]]:
+    by_loop = rank.on_loop & rank.lies_in(waited)
+    for category in (Category.user, Category.compute):
+        yield category, rank.chosen(category, by_loop)
+    for category in (*READERS, Category.copy):
+        going_on = rank.by_category.get(category, Intervals())
+        yield category, going_on & waited if len(waited) else going_on
+    others = ~rank.on_loop & ~rank.on_device
+    yield Category.user, rank.chosen(Category.user, others) & waited
 
 
 def computing(rank: Rank) -> Intervals:

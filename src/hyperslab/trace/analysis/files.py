@@ -42,7 +42,8 @@ def slowest_files(trace: Trace, most: int = MOST_FILES) -> list[FileTimes]:
     timed = (nbytes > 0) & (seconds > 0)
     pace = float(np.median(seconds[timed] / nbytes[timed])) if timed.any() else 0.0
     lost = seconds - nbytes * pace
-    there = np.flatnonzero((counts > 0) & (np.arange(num) > 0))
+    is_path = np.array([any(sign in name for sign in "/\\.") for name in trace.strings], np.bool_)
+    there = np.flatnonzero((counts > 0) & is_path)
     chosen = there[np.lexsort((-seconds[there], -lost[there]))][:most]
     return [
         FileTimes(

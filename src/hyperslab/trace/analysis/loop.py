@@ -16,6 +16,7 @@ from hyperslab.trace.span import Category, Flag, Process, Trace
 READERS = (Category.stage, Category.read, Category.decode, Category.exchange)
 """What reader threads do, for batches to come."""
 _OF_THE_LOOP = (Category.step, Category.epoch, Category.wait, Category.optimizer)
+_PASSES = (Category.compute, Category.halo, Category.all_reduce)
 NUM_BINS = 50
 """Parts of an epoch whose steps are not known."""
 
@@ -69,6 +70,15 @@ class Rank:
             found &= np.isin(self.spans["thread"], threads)
         return found
 
+    def lies_in(self, windows: Intervals) -> NDArray[np.bool_]:
+        """Which spans begin and end within one of ``windows``."""
+        if not len(windows):
+            return np.zeros(len(self.spans), np.bool_)
+        at = np.maximum(np.searchsorted(windows.starts, self.starts, side="right") - 1, 0)
+        found: NDArray[np.bool_] = windows.starts[at] <= self.starts
+        found &= self.stops <= windows.stops[at]
+        return found
+
     @cached_property
     def extent(self) -> Intervals:
         """While processes of the rank did anything."""
@@ -79,32 +89,66 @@ class Rank:
 
     @cached_property
     def epochs(self) -> dict[int, Intervals]:
-        """By number: from their own spans, else from the numbers that other spans bear.
+        """By number: from their own spans, else from the numbers that spans of the loop bear.
 
-        Where no span tells of epochs, all of it is epoch 0.
+        One that was broken off and went on in another process has parts of both. Where no span
+        tells of epochs, all of it is epoch 0.
         """
-        told = self._told_epochs()
-        known = union(told.values())
-        for number, window in self._numbered_epochs().items():
-            told.setdefault(number, window - known)
-        found = {number: told[number] for number in sorted(told) if len(told[number])}
+        parts: dict[int, list[Intervals]] = {}
+        for of in self._loops:
+            told = self._told_epochs(of)
+            known = union(told.values())
+            for number, window in self._numbered_epochs(of).items():
+                told.setdefault(number, window - known)
+            for number, window in told.items():
+                parts.setdefault(number, []).append(window)
+        found = {number: union(parts[number]) for number in sorted(parts)}
+        found = {number: window for number, window in found.items() if len(window)}
         return found or ({0: self.extent} if len(self.extent) else {})
 
-    def _told_epochs(self) -> dict[int, Intervals]:
-        where = np.flatnonzero((self.categories == Category.epoch) & ~self.on_device)
+    @property
+    def broken_off(self) -> dict[int, int]:
+        """Epochs that a loop which tells its steps has not ended, with how many steps it made."""
+        found: dict[int, int] = {}
+        for of in self._loops:
+            steps = of & (self.categories == Category.step) & ~self.on_device
+            told = self._told_epochs(of)
+            for number, where in grouped(self.spans["epoch"][steps]):
+                if number >= 0 and number not in told:
+                    found[number] = found.get(number, 0) + len(where)
+        return found
+
+    @cached_property
+    def _makes_epochs(self) -> NDArray[np.bool_]:
+        """Spans of the loop: what readers do is for batches to come, of the next epoch as well."""
+        found: NDArray[np.bool_] = self.on_loop | self.on_device
+        found &= np.isin(self.categories, (*_OF_THE_LOOP, *_PASSES))
+        return found
+
+    @cached_property
+    def _loops(self) -> list[NDArray[np.bool_]]:
+        """The spans of each process that has a loop; all of them together, if not several have."""
+        processes = self.spans["process"]
+        found = np.unique(processes[self._makes_epochs])
+        if len(found) < 2:
+            return [np.ones(len(self.spans), np.bool_)]
+        return [processes == each for each in found]
+
+    def _told_epochs(self, of: NDArray[np.bool_]) -> dict[int, Intervals]:
+        where = np.flatnonzero(of & (self.categories == Category.epoch) & ~self.on_device)
         numbers = self.spans["epoch"][where].copy()
         unnumbered = numbers < 0
         numbers[unnumbered] = np.arange(np.count_nonzero(unnumbered))
         return {
-            number: Intervals.of(self.starts[where[of]], self.stops[where[of]])
-            for number, of in grouped(numbers)
+            number: Intervals.of(self.starts[where[among]], self.stops[where[among]])
+            for number, among in grouped(numbers)
         }
 
-    def _numbered_epochs(self) -> dict[int, Intervals]:
+    def _numbered_epochs(self, of: NDArray[np.bool_]) -> dict[int, Intervals]:
         numbers = self.spans["epoch"]
-        is_numbered = (numbers >= 0) & (self.categories != Category.epoch)
-        of_loop = is_numbered & ~np.isin(self.categories, (*READERS, Category.delay))
-        base = of_loop if of_loop.any() else is_numbered
+        is_numbered = of & (numbers >= 0) & (self.categories != Category.epoch)
+        of_loop = is_numbered & self._makes_epochs
+        base = of_loop if self._makes_epochs.any() else is_numbered
         found, reached = {}, np.iinfo(np.int64).min
         firsts = _extremes(numbers[is_numbered], self.starts[is_numbered], np.minimum)
         lasts = _extremes(numbers[base], self.stops[base], np.maximum)

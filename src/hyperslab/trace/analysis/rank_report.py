@@ -16,6 +16,8 @@ from hyperslab.trace.analysis.periods import Period, Share, add_periods
 from hyperslab.trace.span import Category, Process, Thread
 
 SECOND = 1e9
+MOST_NAMES = 50
+"""Of a user's spans."""
 _NOT_OF_A_LOOP = (*READERS, Category.other)
 _NO_TIMES: Times = np.empty(0, np.int64)
 
@@ -36,6 +38,8 @@ class StepTimes:
     number: NDArray[np.int64]
     seconds: NDArray[np.float64]
     exposed: dict[Category, NDArray[np.float64]]
+    making: NDArray[np.float64]
+    """Seconds in which the loop waited for code of its own that makes batches."""
     reading: NDArray[np.float64]
     """Seconds of reader threads."""
 
@@ -49,6 +53,10 @@ class RankReport:
     """What lies before, between and after epochs."""
     total: Period
     """Of all epochs."""
+    broken_off: dict[int, int]
+    """Epochs that were not ended, with the steps that were made."""
+    own_code: dict[str, float]
+    """Exposed seconds of the user's spans by name, in epochs; of spans in spans the inner."""
     threads: list[ThreadTimes]
     num_readers: int
     """Threads other than the loop's that read, decode or fetch samples, at one time."""
@@ -80,6 +88,8 @@ def report_rank(rank: Rank, attribution: Attribution, columns: Times) -> RankRep
         epochs=dict(zip(rank.epochs, periods, strict=True)),
         outside=left,
         total=add_periods(periods),
+        broken_off=rank.broken_off,
+        own_code=_own_code(rank, attribution, windows),
         threads=_threads(rank),
         num_readers=_num_readers(rank),
         at_once=_at_once(rank, attribution),
@@ -137,6 +147,21 @@ class _Amounts:
         keys = place * len(Category) + rank.categories
         sums = np.bincount(keys, weights=amounts, minlength=num * len(Category))
         return sums.astype(np.float64).reshape(num, len(Category))
+
+
+def _own_code(rank: Rank, attribution: Attribution, windows: list[Intervals]) -> dict[str, float]:
+    left = attribution.exposed.get(Category.user, Intervals()) & union(windows)
+    spans = np.flatnonzero(rank.categories == Category.user)
+    lengths = rank.stops - rank.starts
+    names = {name: spans[where] for name, where in grouped(rank.spans["name"][spans])}
+    longest = sorted(names, key=lambda name: -int(lengths[names[name]].sum()))[:MOST_NAMES]
+    found = {}
+    for name in sorted(longest, key=lambda name: float(lengths[names[name]].mean())):
+        given = left & Intervals.of(rank.starts[names[name]], rank.stops[names[name]])
+        left = left - given
+        if len(given):
+            found[rank.trace.strings[name]] = given.total / SECOND
+    return found
 
 
 def _threads(rank: Rank) -> list[ThreadTimes]:
@@ -208,6 +233,7 @@ def _steps(rank: Rank, attribution: Attribution) -> StepTimes:
         number=np.array([step.number for step in rank.steps], np.int64),
         seconds=(stops - starts) / SECOND,
         exposed=exposed,
+        making=(attribution.making.before(stops) - attribution.making.before(starts)) / SECOND,
         reading=_reading(rank),
     )
 

@@ -161,7 +161,7 @@ def _column(steps: StepTimes, common: set[tuple[int, int]]) -> dict[str, Floats]
         found: Floats = sum((steps.exposed.get(each, zero) for each in categories), zero)[chosen]
         return found
 
-    waited, messages = exposed(*IO), exposed(*MESSAGES)
+    waited, messages = exposed(*IO) + steps.making[chosen], exposed(*MESSAGES)
     return {
         "own": np.maximum(steps.seconds[chosen] - waited - messages, 0.0),
         "waited": waited,
@@ -192,10 +192,18 @@ def with_readers(steps: Steps, more: int, gain: float) -> Floats:
     """
     now = _waits(steps, steps.at_once)
     then = _waits(steps, steps.at_once * (1 + more * gain / steps.readers))
+    now[_firsts(steps)] = then[_firsts(steps)] = 0.0
     before, after = now.sum(axis=0), then.sum(axis=0)
     shrunk = np.divide(after, before, out=np.ones_like(after), where=before > 0)
-    left: Floats = steps.waited - steps.files * (1.0 - np.minimum(shrunk, 1.0))
+    shortened = steps.files * (1.0 - np.minimum(shrunk, 1.0))
+    shortened[_firsts(steps)] = 0.0
+    left: Floats = steps.waited - shortened
     return left
+
+
+def _firsts(steps: Steps) -> NDArray[np.intp]:
+    """The rows of first batches of epochs, before which nothing was read ahead."""
+    return np.unique(steps.epoch, return_index=True)[1]
 
 
 def _waits(steps: Steps, readers: Floats) -> Floats:
@@ -245,7 +253,7 @@ def readers_to_hide(analysis: Analysis, epoch: int) -> int | None:
     if not whole or gain < 0.1:
         return None
     for more in range(1, MOST_READERS + 1):
-        left = np.max(with_readers(steps, more, gain), axis=1).sum()
-        if left <= max(HIDDEN_SHARE * whole, LEFT_SHARE * np.max(steps.waited, axis=1).sum()):
+        left = np.max(with_readers(steps, more, gain), axis=1)[1:].sum()
+        if left <= max(HIDDEN_SHARE * whole, LEFT_SHARE * np.max(steps.waited, axis=1)[1:].sum()):
             return more
     return None

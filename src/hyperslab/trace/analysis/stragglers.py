@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import mean, median
 
+import numpy as np
+
 from hyperslab.trace.analysis.analysis import Analysis
-from hyperslab.trace.analysis.periods import Share
 from hyperslab.trace.analysis.rank_report import RankReport
 from hyperslab.trace.span import Category
 
@@ -34,7 +35,10 @@ class Straggler:
 
 
 def find_stragglers(analysis: Analysis) -> list[Straggler]:
-    """The latest first; of many that are late none is, as then the others are fast."""
+    """The latest first; of many that are late none is, as then the others are fast.
+
+    The first step counts as a usual one of its rank: what a loader takes to start is no straggling.
+    """
     ranks = analysis.ranks
     found = [each for rank in ranks if (each := _as_straggler(rank, ranks)) is not None]
     if len(found) > len(ranks) / 2:
@@ -42,10 +46,31 @@ def find_stragglers(analysis: Analysis) -> list[Straggler]:
     return sorted(found, key=lambda each: -each.lag_seconds)
 
 
+def _start_up(rank: RankReport) -> dict[Category, float]:
+    """By how much the very first step is longer than a usual one: the loader starts in it."""
+    if not rank.has_steps or len(rank.steps.seconds) < 2:
+        return {}
+    exposed = rank.steps.exposed.items()
+    return {each: max(0.0, float(given[0] - np.median(given[1:]))) for each, given in exposed}
+
+
+def _exposed(rank: RankReport, category: Category, epoch: int | None = None) -> float:
+    """Seconds, of all epochs or of one, but for the start."""
+    period = rank.total if epoch is None else rank.epochs.get(epoch)
+    if period is None:
+        return 0.0
+    is_first = epoch is None or epoch == min(rank.epochs)
+    return period.exposed(category) - (_start_up(rank).get(category, 0.0) if is_first else 0.0)
+
+
 def _own(rank: RankReport, epoch: int | None = None) -> float:
     """Seconds in which it did not wait for other ranks."""
-    period = rank.total if epoch is None else rank.epochs.get(epoch)
-    return period.seconds - period.exposed(*MESSAGES) if period else 0.0
+    own = (each for each in rank.total.categories if each not in MESSAGES)
+    return sum(_exposed(rank, each, epoch) for each in own)
+
+
+def _messages(rank: RankReport) -> float:
+    return sum(_exposed(rank, each) for each in MESSAGES)
 
 
 def _as_straggler(rank: RankReport, ranks: list[RankReport]) -> Straggler | None:
@@ -56,8 +81,8 @@ def _as_straggler(rank: RankReport, ranks: list[RankReport]) -> Straggler | None
     if lag < LEAST_LAG * rank.total.seconds or lag <= 0:
         return None
     category, excess = Category.other, -1.0
-    for each, share in rank.total.categories.items():
-        more = share.exposed_seconds - _usual(each, others)
+    for each in rank.total.categories:
+        more = _exposed(rank, each) - _usual(each, others)
         if each not in MESSAGES and more > excess:
             category, excess = each, more
     late = [
@@ -66,18 +91,18 @@ def _as_straggler(rank: RankReport, ranks: list[RankReport]) -> Straggler | None
         if _own(rank, epoch) - median(_own(each, epoch) for each in others)
         > LEAST_LAG * period.seconds
     ]
-    waits = mean(each.total.exposed(*MESSAGES) for each in others)
+    waits = mean(map(_messages, others))
     return Straggler(
         rank=rank.rank,
         host=rank.processes[0].host if rank.processes else "",
         lag_seconds=lag,
-        others_wait_seconds=waits - rank.total.exposed(*MESSAGES),
+        others_wait_seconds=waits - _messages(rank),
         category=category,
-        seconds=rank.total.categories.get(category, Share()).exposed_seconds,
+        seconds=_exposed(rank, category),
         usual_seconds=_usual(category, others),
         epochs=late,
     )
 
 
 def _usual(category: Category, ranks: list[RankReport]) -> float:
-    return median(rank.total.exposed(category) for rank in ranks)
+    return median(_exposed(rank, category) for rank in ranks)

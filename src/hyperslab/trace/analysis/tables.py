@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +27,10 @@ MOST_FILES = 5
 MOST_NOTES = 5
 LEAST_OUTSIDE = 0.01
 """Of the time of epochs: what lies outside of them is shown from this on."""
+LEAST_SHARE = 0.0005
+"""Categories that are given less of every epoch have no column."""
+UNLIMITED = 10_000
+Rows = Sequence[tuple[str, Sequence[str]]]
 
 
 def to_parts(reports: Sequence[Report], *, ranks: bool = False) -> list[RenderableType]:
@@ -75,42 +80,88 @@ def _run(report: Report, ranks: bool) -> Iterable[RenderableType]:
         yield _files(report)
 
 
-def new_table(words: Sequence[str], numbers: Sequence[str]) -> Table:
-    """An empty one in the style of all."""
+def new_table(words: Sequence[str], numbers: Sequence[str], widest: int | None = None) -> Table:
+    """An empty one in the style of all; its first column is as wide as it is, up to ``widest``."""
     table = Table(box=box.SIMPLE, padding=(0, 1), show_edge=False, header_style="bold")
-    for name in words:
-        table.add_column(name, overflow="fold")
+    for place, name in enumerate(words):
+        is_whole = not place and widest is None
+        limit = None if place else widest
+        table.add_column(name, overflow="fold", no_wrap=is_whole, max_width=limit)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+class Fitting:
+    """The first of ``tables``, which come the widest first, that is no wider than the screen."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables = [*tables]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        unlimited = options.update(width=UNLIMITED, max_width=UNLIMITED)
+        for table in self._tables[:-1]:
+            if Measurement.get(console, unlimited, table).maximum <= options.max_width:
+                yield table
+                return
+        yield self._tables[-1]
+
+
+def _narrower(words: str, columns: Sequence[str], rows: Rows, *dropped: Sequence[str]) -> Fitting:
+    """A table of named columns, or one with narrower words, or without what is ``dropped``."""
+
+    def tables() -> Iterator[Table]:
+        choices: list[tuple[int | None, Sequence[str]]] = [(None, ()), (48, ()), (32, ())]
+        choices += [(32, each) for each in dropped]
+        choices += [(22, each) for each in dropped[-1:] or ((),)]
+        for widest, left_out in choices:
+            kept = [place for place, name in enumerate(columns) if name not in left_out]
+            table = new_table([words], [columns[place] for place in kept], widest)
+            for name, numbers in rows:
+                table.add_row(Text(name), *(numbers[place] for place in kept))
+            yield table
+
+    return Fitting(tables())
 
 
 def shown(category: Category) -> str:
     return category.name.replace("_", "-")
 
 
-def _epochs(what: str, periods: dict[str, Period]) -> Table:
-    """The exposed share of each category, by epoch or by rank."""
-    columns = [
-        category
-        for category in Category
-        if any(period.share(category) >= 0.0005 for period in periods.values())
-    ]
-    table = new_table([what], ["time", *map(shown, columns)])
-    for name, period in periods.items():
-        shares = (shown_share(period.share(category)) for category in columns)
-        table.add_row(name, shown_seconds(period.seconds), *shares)
-    return table
+def _epochs(what: str, periods: dict[str, Period]) -> Fitting:
+    """The exposed share of each category, by epoch or by rank; where it is narrow, of the largest.
+
+    What the smaller ones were given together is ``rest``.
+    """
+    largest = {each: max(period.share(each) for period in periods.values()) for each in Category}
+    columns = [category for category in Category if largest[category] >= LEAST_SHARE]
+    by_size = sorted(columns, key=lambda each: -largest[each])
+
+    def tables() -> Iterator[Table]:
+        for num in range(len(columns), 0, -1):
+            kept = [each for each in columns if each in by_size[:num]]
+            rest = [each for each in columns if each not in kept]
+            heads = ["time", *map(shown, kept), *(["rest"] if rest else [])]
+            table = new_table([what], heads)
+            for name, period in periods.items():
+                shares = [period.share(each) for each in kept]
+                shares += [period.share(*rest)] if rest else []
+                table.add_row(name, shown_seconds(period.seconds), *map(shown_share, shares))
+            yield table
+
+    return Fitting(tables() if columns else [new_table([what], ["time"])])
 
 
-def categories_table(period: Period) -> Table:
+def categories_table(period: Period) -> Fitting:
     """Total, exposed and hidden time of each category."""
     columns = ("seconds", "exposed", "hidden", "of the time", "of threads", "bytes", "rate")
-    table = new_table(["all epochs"], columns)
-    for category, share in period.categories.items():
-        if share.seconds or share.nbytes:
-            table.add_row(shown(category), *_numbers(period, category, share))
-    return table
+    rows = [
+        (shown(category), [*_numbers(period, category, share)])
+        for category, share in period.categories.items()
+        if share.seconds or share.nbytes
+    ]
+    dropped = (["of threads"], ["of threads", "rate"], ["of threads", "rate", "bytes"])
+    return _narrower("all epochs", columns, rows, *dropped)
 
 
 def _numbers(period: Period, category: Category, share: Share) -> Iterable[str]:
@@ -133,31 +184,32 @@ def _threads(ranks: Sequence[RankReport]) -> Table:
     return table
 
 
-def _what_ifs(report: Report) -> Table:
-    table = new_table(["what if"], ["all epochs would take", "saved"])
-    for each in report.what_ifs:
-        table.add_row(each.words, shown_seconds(each.seconds), shown_share(each.saved_share))
-    return table
+def _what_ifs(report: Report) -> Fitting:
+    rows = [
+        (each.words, [shown_seconds(each.seconds), shown_share(each.saved_share)])
+        for each in report.what_ifs
+    ]
+    return _narrower("what if", ("all epochs would take", "saved"), rows)
 
 
-def _files(report: Report) -> Table:
-    table = new_table(["slowest files"], ["reads", "time", "lost", "slowest", "bytes", "rate"])
+def _files(report: Report) -> Fitting:
+    columns = ("reads", "time", "lost", "slowest", "bytes", "rate")
+    rows = []
     for each in report.analysis.files[:MOST_FILES]:
         times = (each.seconds, each.lost_seconds, each.slowest_seconds)
-        table.add_row(
-            Text(each.name),
-            f"{each.num_reads:,}",
-            *map(shown_seconds, times),
-            shown_nbytes(each.nbytes),
-            f"{shown_nbytes(each.rate)}/s",
-        )
-    return table
+        numbers = [f"{each.num_reads:,}", *map(shown_seconds, times), shown_nbytes(each.nbytes)]
+        rows.append((each.name, [*numbers, f"{shown_nbytes(each.rate)}/s"]))
+    return _narrower("slowest files", columns, rows, ["slowest"], ["slowest", "bytes", "reads"])
 
 
-def _runs(reports: Sequence[Report]) -> Table:
-    table = new_table((), RUN_COLUMNS)
-    for column in table.columns[:2]:
-        column.justify = "left"
-    for report in reports:
-        table.add_row(*map(Text, run_row(report)))
-    return table
+def _runs(reports: Sequence[Report]) -> Fitting:
+    def tables() -> Iterator[Table]:
+        for num in (len(RUN_COLUMNS), len(RUN_COLUMNS) - 2):
+            for widest in (None, 32, 22, 14):
+                table = new_table(RUN_COLUMNS[:1], RUN_COLUMNS[1:num], widest)
+                table.columns[1].justify = "left"
+                for report in reports:
+                    table.add_row(*map(Text, run_row(report)[:num]))
+                yield table
+
+    return Fitting(tables())

@@ -88,6 +88,7 @@ static char folder[PATH_NBYTES - 512];
 static char library[PATH_NBYTES];
 static int keeps_all;
 static pid_t loaded; /* by this process, or one that forked it */
+static uint64_t loaded_at;
 
 static __thread struct {
     pid_t process; /* whose file has a THREAD slot of this thread */
@@ -285,6 +286,7 @@ static void write_header(struct header *header, const char *host)
     at = add_number(at, end, "pid", (uint64_t)state->pid);
     at = add_number(at, end, "parent", (uint64_t)getppid());
     at = add_number(at, end, "forked", state->pid != loaded);
+    at = add_number(at, end, "begun", state->pid == loaded ? loaded_at : before);
     at = add_number(at, end, "monotonic", before + (after - before) / 2);
     at = add_number(at, end, "unix", unix_ns);
     at = add_text(at, end, "host", host, strlen(host));
@@ -653,6 +655,7 @@ __attribute__((constructor(101))) static void set_up(void)
         strcpy(folder, where);
         keeps_all = all && *all == '1';
         loaded = getpid();
+        loaded_at = now();
         if (dladdr((void *)set_up, &info) && strlen(info.dli_fname) < sizeof library)
             strcpy(library, info.dli_fname);
         long at = syscall(SYS_mmap, NULL, sizeof *state, PROT_READ | PROT_WRITE,

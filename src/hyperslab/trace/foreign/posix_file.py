@@ -103,6 +103,7 @@ def _facts(text: bytes) -> dict[str, Any]:
         "pid": number("pid"),
         "parent": number("parent"),
         "forked": number("forked"),
+        "begun": number("begun"),
         "host": host,
         "clock": f"{host} {told.get('boot', '').strip()}",
         "clocks": [[number("monotonic"), number("unix")]],

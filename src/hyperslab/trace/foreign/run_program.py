@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +20,10 @@ from typing import NamedTuple
 from hyperslab.errors import ConfigError
 from hyperslab.partial import explained_writing, make_folder
 from hyperslab.trace.file import SUFFIX
+from hyperslab.trace.foreign.lives import write_life
 from hyperslab.trace.launcher import rank_of_launcher
+
+_log = logging.getLogger("hyperslab")
 
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-U_FORTIFY_SOURCE")
 _LIBRARIES = ("-ldl", "-lpthread")
@@ -40,9 +45,7 @@ def run_program(command: Sequence[str], folder: Path, *, keep_all: bool = False)
 
     Signals are handed on to it. ``keep_all`` records every file, not only data.
     """
-    program = shutil.which(command[0])
-    if program is None:
-        raise ConfigError(f"there is no program {command[0]!r}: give one as in a shell")
+    program = _found(command[0])
     library = build_recorder()
     make_folder(folder)
     folder = folder.resolve()
@@ -53,12 +56,43 @@ def run_program(command: Sequence[str], folder: Path, *, keep_all: bool = False)
     variables["LD_PRELOAD"] = " ".join([str(library), *variables.get("LD_PRELOAD", "").split()])
     variables |= {"HYPERSLAB_TRACE_FOLDER": str(folder), "HYPERSLAB_TRACE_SEEN": str(seen)}
     variables["HYPERSLAB_TRACE_ALL"] = str(int(keep_all))
+    start = time.perf_counter_ns()
     try:
         exit_code = _run(program, command, variables)
         was_seen = seen.exists()
     finally:
         seen.unlink(missing_ok=True)
-    return Ran(exit_code, len(set(folder.glob(f"*{SUFFIX}")) - before), was_seen)
+    num_files = len(set(folder.glob(f"*{SUFFIX}")) - before)
+    if num_files:
+        _tell_life(folder, command, (start, time.perf_counter_ns()))
+    return Ran(exit_code, num_files, was_seen)
+
+
+def _tell_life(folder: Path, command: Sequence[str], ran: tuple[int, int]) -> None:
+    """The program has ended well, or not, by then: what is wrong with its trace is only said."""
+    try:
+        write_life(folder, command, ran)
+    except OSError as error:
+        _log.warning("%s does not tell when the program ended: %s", folder, error.strerror)
+
+
+class NotStartedError(ConfigError):
+    """There is no such program, or it cannot be run; ``exit_code`` is what shells have then."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def _found(name: str) -> str:
+    program = shutil.which(name)
+    if program is not None:
+        return program
+    there = Path(name) if os.sep in name else None
+    if there is None or not there.exists():
+        raise NotStartedError(f"there is no program {name!r}: give one as in a shell", 127)
+    what = "is a folder" if there.is_dir() else "is not executable: chmod +x, or name what runs it"
+    raise NotStartedError(f"{name} cannot be run: it {what}", 126)
 
 
 def _check_is_new(folder: Path) -> None:
@@ -81,7 +115,7 @@ def _run(program: str, command: Sequence[str], variables: Mapping[str, str]) -> 
         try:
             pid = os.posix_spawn(program, list(command), variables, setsigmask=before)
         except OSError as error:
-            raise ConfigError(f"{program} cannot be started: {error.strerror}") from error
+            raise NotStartedError(f"{program} cannot be started: {error.strerror}", 126) from error
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:

@@ -7,9 +7,12 @@ carry the boxes. Meshes may differ: a rank takes the parts of the boxes that its
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -26,75 +29,23 @@ from hyperslab.errors import CommError
 from hyperslab.layout import Box, Message, Span
 from hyperslab.store.segment import Address, Segment, map_segment, node_name
 from hyperslab.train.checkpoint_tensors import local_piece
+from hyperslab.train.tournament.offer import (
+    HEADER_NBYTES,
+    Bounds,
+    Offer,
+    Piece,
+    RankOffer,
+    bounds_of,
+    share,
+)
 
-HEADER_NBYTES = 64
-"""In front of what is laid out: the number of the match that it is for."""
 _EMPTY = -1
-Bounds = Sequence[tuple[int, int]]
-"""A box as JSON holds it."""
+LOOK_SECONDS = (0.00005, 0.005)
+"""From one look whether a rank has copied to the next: at first, and at most."""
 
 
 class GoneError(CommError):
-    """The other trainer has died, or has gone on."""
-
-
-class Piece(NamedTuple):
-    """A box of a tensor that one rank lays out."""
-
-    name: str
-    itemsize: int
-    bounds: Bounds
-    offset: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.box.numel * self.itemsize
-
-    @property
-    def box(self) -> Box:
-        return Box.of(*self.bounds)
-
-
-class RankOffer(NamedTuple):
-    """What one rank lays out, and where."""
-
-    node: str
-    path: str
-    nbytes: int
-    inode: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def address(self) -> Address:
-        return Address(self.path, self.nbytes, self.inode)
-
-
-class Offer(NamedTuple):
-    """What a trainer lays out for a match."""
-
-    number: int
-    """Of the match."""
-    ranks: tuple[RankOffer, ...]
-    cut: tuple[Mapping[str, Bounds], ...]
-    """By rank and name the boxes that the rank holds of tensors that are not whole there."""
-    store: Sequence[Any]
-    """Host and port at which messages can be arranged."""
-
-    @classmethod
-    def of_note(cls, note: Any) -> Offer:
-        number, ranks, cut, store = note
-        told = [(*each[:4], tuple(Piece(*piece) for piece in each[4])) for each in ranks]
-        return cls(number, tuple(RankOffer(*each) for each in told), tuple(cut), store)
-
-    @property
-    def pieces(self) -> Iterable[tuple[int, Piece]]:
-        """Ranks and what they lay out."""
-        return ((rank, piece) for rank, each in enumerate(self.ranks) for piece in each.pieces)
-
-    def box_of(self, rank: int, piece: Piece) -> Box:
-        """What ``rank`` holds of the tensor that ``piece`` is of, or more than the piece."""
-        held = self.cut[rank].get(piece.name)
-        return piece.box if held is None else Box.of(*held)
+    """The other trainer has died, or has gone on; the text goes behind its name."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +68,9 @@ class Mailbox:
     All methods are collective over the ranks of the trainer.
     """
 
-    def __init__(self, mesh: Mesh, channel: SideChannel) -> None:
-        self._mesh, self._channel = mesh, channel
+    def __init__(self, mesh: Mesh, channel: SideChannel, timeout: timedelta) -> None:
+        """``timeout``: so long it waits until another trainer has copied what it offers."""
+        self._mesh, self._channel, self._patience = mesh, channel, timeout
         self._nodes = channel.tell_all(node_name())
         """Of the trainer's ranks."""
         self._layout: _Layout | None = None
@@ -129,8 +81,8 @@ class Mailbox:
         self._timeout = mesh.timeout
         self._store = open_store(mesh.timeout) if mesh.rank == 0 else None
 
-    def lay_out(self, number: int, tensors: Mapping[str, Tensor], shared: Iterable[str]) -> Offer:
-        """Copies ``tensors`` for the match of that ``number``.
+    def offer(self, number: int, tensors: Mapping[str, Tensor], shared: Iterable[str]) -> Offer:
+        """Where ``fill`` will copy ``tensors`` for the match of that ``number``.
 
         Those whose names do not begin with one of ``shared`` may differ between ranks, and are
         rank 0's.
@@ -138,21 +90,30 @@ class Mailbox:
         layout = self._find_layout(tensors, frozenset(shared))
         mine = layout.pieces[self._mesh.rank]
         room = self._room(layout.nbytes(self._mesh.rank))
-        header = room[:8].view(np.int64)
-        header[0] = _EMPTY
-        for piece in mine:
-            _view(room, piece)[...] = _raw_piece(tensors[piece.name], "cpu")[0].numpy()
-        header[0] = number
         if self._told is None or self._told[0] is not layout:
+            room[:8].view(np.int64)[0] = _EMPTY
             assert self._segment is not None
             at = self._segment.address
             offer = RankOffer(self._nodes[self._mesh.rank], at.path, at.nbytes, at.inode, mine)
             store = self._store[1] if self._store else ()
             self._told = layout, self._channel.tell_all((offer, store))
-        else:
-            self._channel.post_max(0)()  # all have copied
         told = self._told[1]
         return Offer(number, tuple(each for each, _ in told), layout.cut, told[0][1])
+
+    def fill(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Copies this rank's pieces of ``tensors``; who reads them sees when they are there.
+
+        Collective over nobody.
+        """
+        assert self._layout is not None
+        assert self._segment is not None
+        header = self._segment.bytes[:8].view(np.int64)
+        header[0] = _EMPTY
+        for piece in self._layout.pieces[self._mesh.rank]:
+            raw, held = _raw_piece(tensors[piece.name], "cpu")
+            source = _part(raw.numpy(), piece.box, held)
+            np.copyto(_view(self._segment.bytes, piece), source)
+        header[0] = number
 
     def read(self, theirs: Offer, tensors: Mapping[str, Tensor]) -> None:
         """Fills ``tensors`` with what another trainer of this node has laid out.
@@ -170,7 +131,7 @@ class Mailbox:
         left = {name: box.numel for name, (_, box) in wanted.items()}
         for offer in theirs.ranks:
             room = self._look_into(offer)
-            _check(room, theirs.number)
+            self._await_filled(room, offer, theirs.number)
             for piece in offer.pieces:
                 if piece.name not in wanted:
                     continue
@@ -179,16 +140,29 @@ class Mailbox:
                     source = _part(_view(room, piece), part, piece.box)
                     np.copyto(_part(raw.numpy(), part, box), source)
                     left[piece.name] -= part.numel
-            _check(room, theirs.number)
+            _check(int(room[:8].view(np.int64)[0]), theirs.number)
         _check_complete(left)
         _to_devices(tensors, wanted)
+
+    def _await_filled(self, room: NDArray[np.uint8], offer: RankOffer, number: int) -> None:
+        """Returns when a rank has copied all for a match."""
+        header, until = room[:8].view(np.int64), time.monotonic() + self._patience.total_seconds()
+        pause, most = LOOK_SECONDS
+        while (found := int(header[0])) < number:
+            if not Path(offer.path).exists():
+                raise GoneError("is gone")
+            if time.monotonic() > until:
+                raise GoneError(f"did not copy its model for match {number} in time")
+            time.sleep(pause)
+            pause = min(most, 1.2 * pause)
+        _check(found, number)
 
     def _look_into(self, offer: RankOffer) -> NDArray[np.uint8]:
         if offer.address not in self._mapped:
             try:
                 self._mapped[offer.address] = map_segment(offer.address)
             except OSError as error:
-                raise GoneError(f"the other trainer is gone ({error.strerror})") from error
+                raise GoneError(f"is gone ({error.strerror})") from error
         return self._mapped[offer.address]
 
     # Between nodes
@@ -211,7 +185,7 @@ class Mailbox:
         try:
             self._send_and_receive(name, mine, theirs, tensors, first)
         except CommError as error:
-            raise GoneError(str(error)) from error
+            raise GoneError(f"cannot be reached ({error})") from error
 
     def _send_and_receive(
         self, name: str, mine: Offer, theirs: Offer, tensors: Mapping[str, Tensor], first: bool
@@ -264,7 +238,7 @@ class Mailbox:
             }
             told = tuple(self._channel.tell_all(cut))
             itemsizes = {name: _raw_dtype(x).itemsize for name, x in tensors.items()}
-            pieces = _share(boxes, itemsizes, told, shared)
+            pieces = share(boxes, itemsizes, told, shared)
             self._layout = _Layout(signature, pieces, told)
         return self._layout
 
@@ -305,30 +279,6 @@ def _unzip(pairs: Sequence[tuple[Message, Tensor]]) -> tuple[list[Message], list
 def _message(peer: int, piece: Piece, part: Box) -> Message:
     tag = crc32(f"{piece.name} {part.spans!r}".encode()) >> 8
     return Message(peer, part, part.slices_in(piece.box), tag)
-
-
-def _share(
-    boxes: Mapping[str, Box],
-    itemsizes: Mapping[str, int],
-    cut: Sequence[Mapping[str, Bounds]],
-    shared: frozenset[str],
-) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each rank: every box once, about as many bytes on each rank."""
-    ends = [HEADER_NBYTES for _ in cut]
-    pieces: list[list[Piece]] = [[] for _ in cut]
-    for name in sorted(boxes, key=lambda name: (-boxes[name].numel * itemsizes[name], name)):
-        holders: dict[Box, list[int]] = {}
-        for rank, held in enumerate(cut):
-            box = Box.of(*held[name]) if name in held else boxes[name]
-            holders.setdefault(box, []).append(rank)
-        for box, ranks in holders.items():
-            is_shared = name.partition("/")[0] in shared
-            rank = min(ranks, key=ends.__getitem__) if is_shared else 0
-            if box.numel:
-                piece = Piece(name, itemsizes[name], bounds_of(box), ends[rank])
-                pieces[rank].append(piece)
-                ends[rank] += -(-piece.nbytes // 64) * 64
-    return tuple(map(tuple, pieces))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -376,19 +326,14 @@ def _part(array: NDArray[Any], part: Box, of: Box) -> NDArray[Any]:
     return found
 
 
-def bounds_of(box: Box) -> Bounds:
-    return tuple((span.start, span.stop) for span in box.spans)
-
-
-def _check(room: NDArray[np.uint8], number: int) -> None:
-    """Raises if what was laid out for a match is no longer, or not all, there."""
-    if (found := int(room[:8].view(np.int64)[0])) != number:
-        raise GoneError(f"the other trainer has gone on, from match {number} to {found}")
+def _check(found: int, number: int) -> None:
+    """Raises if what was laid out for a match is no longer there."""
+    if found != number:
+        raise GoneError(f"has gone on, from match {number} to {found}")
 
 
 def _check_complete(left: Mapping[str, int]) -> None:
     if missing := [name for name, numel in left.items() if numel]:
         raise GoneError(
-            f"the other trainer has laid out no whole {missing[0]}: its model or optimizer is "
-            "another one"
+            f"has laid out no whole {missing[0]}: its model or optimizer is another one"
         )

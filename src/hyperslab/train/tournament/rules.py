@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,20 @@ def first_values(ranges: Ranges, seed: int, trainer: int) -> dict[str, float]:
     return found
 
 
+def first_settings(
+    ranges: Mapping[str, Sequence[float]],
+    starts: Mapping[str, float | Sequence[float]],
+    seed: int,
+    trainer: int,
+) -> dict[str, float]:
+    """What the hyperparameters of a trainer begin with."""
+    given = {
+        name: float(each[trainer]) if isinstance(each, Sequence) else float(each)
+        for name, each in starts.items()
+    }
+    return {**first_values(ranges, seed, trainer), **given}
+
+
 def changed_values(
     values: Values, ranges: Ranges, factor: float, seed: int, number: int, trainer: int
 ) -> dict[str, float]:
@@ -145,6 +160,29 @@ def check_ranges(ranges: Mapping[str, object], prefix: str = "") -> dict[str, tu
             )
         found[name] = (low, high)
     return found
+
+
+def check_starts(
+    values: Mapping[str, float | Sequence[float]],
+    ranges: Mapping[str, tuple[float, float]],
+    trainers: int,
+) -> dict[str, float | Sequence[float]]:
+    """The first values as given; raises ``ConfigError`` for what no trainer can begin with."""
+    for name, each in values.items():
+        numbers: list[Any] = [*each] if isinstance(each, Sequence) else [each] * trainers
+        if len(numbers) != trainers:
+            raise ConfigError(
+                f"values: {name} has {len(numbers)} numbers for {trainers} trainers: give one for "
+                "each, or one for all"
+            )
+        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
+            raise ConfigError(f"values: {name} must be finite numbers, got {each!r}")
+        low, high = ranges.get(name, (-math.inf, math.inf))
+        if outside := [number for number in numbers if not low <= number <= high]:
+            raise ConfigError(
+                f"values: {name} = {outside[0]:g} lies outside of its range, {low:g} to {high:g}"
+            )
+    return dict(values)
 
 
 def _is_pair(ends: object) -> bool:

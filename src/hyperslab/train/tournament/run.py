@@ -223,9 +223,11 @@ def _end(config: Config, folder: Path, game: Tournament, outcome: Outcome) -> Ou
     """Waits for the others, and writes down who has won; one trainer does so, and reports."""
     if outcome.exit_code == CAN_GO_ON:
         summary = {**outcome.summary, "folder": str(folder)}
-        return Outcome(summary, CAN_GO_ON, is_told=outcome.is_told and game.trainer == game.speaker)
+        return Outcome(
+            summary, CAN_GO_ON, is_told=outcome.is_told and game.trainer == game.others.speaker
+        )
     score = make_task(config.task).score
-    results = game.results(
+    results = game.others.results(
         {
             "score": _final_score(outcome.summary, score, game.last_score),
             "values": dict(game.values),
@@ -244,8 +246,8 @@ def _end(config: Config, folder: Path, game: Tournament, outcome: Outcome) -> Ou
             figures = draw_tournament(folder / LOG, folder / "figures", config, winner)
         summary |= {"weights": weights, "figures": [str(path) for path in figures]}
         write_file(folder / "summary.json", to_json(summary, indent=2) + "\n")
-        game.tell_end()
-    game.await_end(min(results))
+        game.others.tell_end()
+    game.others.await_end(min(results))
     return replace(outcome, summary=summary, is_told=outcome.is_told and is_writer)
 
 

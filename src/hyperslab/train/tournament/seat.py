@@ -17,9 +17,10 @@ from hyperslab.store import Loader
 from hyperslab.train.checkpoint_state import Parts
 from hyperslab.train.checkpoints import Checkpoints
 from hyperslab.train.config import Config
+from hyperslab.train.tournament.match import Match
 from hyperslab.train.tournament.settings import with_values
 from hyperslab.train.tournament.shares import divide
-from hyperslab.train.tournament.tournament import Match, Tournament
+from hyperslab.train.tournament.tournament import Tournament
 
 SEED_STRIDE = 1_000_003
 """From the seed of one trainer to that of the next: their weights and orders differ."""
@@ -86,7 +87,7 @@ class Seat:
         """
         game = self.tournament
         checkpoints.wait()
-        common = game.lowest("saved", game.number)
+        common = game.others.lowest("saved", game.number)
         checkpoints.since = max((s for n, s in self._steps.items() if n <= common), default=0)
         game.steps, game.model_steps = step, step + self.ahead
         match = game.play(parts, score, poll)

@@ -6,99 +6,40 @@ import logging
 import math
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from hyperslab.comm.join import MOST_SECONDS, init
 from hyperslab.comm.mesh import Mesh
-from hyperslab.comm.side_channel import SideChannel, ask_first, do_together
+from hyperslab.comm.side_channel import SideChannel
 from hyperslab.comm.worlds import World, split_ranks
 from hyperslab.errors import ConfigError, did_you_mean
 from hyperslab.store.segment import node_name
-from hyperslab.train.checkpoint_state import (
-    TENSOR,
-    Parts,
-    Tree,
-    destinations,
-    empties,
-    leaves,
-    load_state,
-    put_together,
-    random_state,
-    set_random_state,
-    state_of,
-    take_apart,
-)
+from hyperslab.train.checkpoint_state import Parts, random_state, set_random_state
 from hyperslab.train.run_folder import without_nan
-from hyperslab.train.tournament.board import Board, append_line
-from hyperslab.train.tournament.mailbox import GoneError, Mailbox, Offer
+from hyperslab.train.tournament.board import append_line
+from hyperslab.train.tournament.exchange import Exchange
+from hyperslab.train.tournament.match import Contest, Match, Player
+from hyperslab.train.tournament.others import Others
 from hyperslab.train.tournament.rules import (
     changed_values,
     check_ranges,
     check_rules,
-    first_values,
-    is_better,
-    partner_of,
-    select,
+    check_starts,
+    first_settings,
 )
 
 _log = logging.getLogger("hyperslab")
 
-POLL_SECONDS = (0.0002, 0.05)
-"""From one look at the board to the next: at first, and at most."""
 LOG = "log.jsonl"
 MEET_SECONDS = 600.0
 """So long trainers wait for each other before the first match."""
-VALUES = "values"
-"""The part beside model and optimizer: hyperparameters, steps, random generators."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """What became of a match, as one of its trainers sees it."""
-
-    number: int
-    step: int
-    trainer: int
-    partner: int | None
-    """None: it had no partner, and goes on with its own model."""
-    own: float = math.nan
-    theirs: float = math.nan
-    """What the two models are worth here; of a selection the other's is what it is worth there."""
-    adopted: bool = False
-    """Whether the partner's model goes on here."""
-    why: str = ""
-    """Why there was no partner."""
-    values: Mapping[str, float] = field(default_factory=dict)
-    """Hyperparameters from here on."""
-
-    def __str__(self) -> str:
-        head = f"trainer {self.trainer}, match {self.number}: "
-        if self.partner is None:
-            return head + (self.why or "no partner this time, goes on")
-        if self.adopted:
-            lost = "" if math.isfinite(self.own) else f": its own score is {self.own}"
-            told = f"loses to trainer {self.partner} ({self.own:.6g} against {self.theirs:.6g})"
-            return f"{head}{told}, goes on with that model{lost}"
-        beats = "is level with" if self.own == self.theirs else "wins against"
-        told = f"{beats} trainer {self.partner} ({self.own:.6g} against {self.theirs:.6g})"
-        if not math.isfinite(self.own):
-            told = f"its score is {self.own}, and that of trainer {self.partner} {self.theirs}"
-        return f"{head}{told}, goes on with its own model"
-
-
-class _Gone(NamedTuple):
-    """Why a trainer did not come."""
-
-    why: str
 
 
 class Tournament:
@@ -158,7 +99,7 @@ class Tournament:
         self.every, self.seed, self.num_trainers = every, seed, trainers
         self.method, self.carry, self.fraction = method, tuple(carry), fraction
         self.ranges = check_ranges(ranges or {})
-        self._starts = _checked_starts(values or {}, self.ranges, trainers)
+        self._starts = check_starts(values or {}, self.ranges, trainers)
         self._factor = perturb or (1.25 if method == "population" else 1.0)
         self.higher_is_better, self._apply, self.say = higher_is_better, apply, say
         self._timeout = timedelta(seconds=timeout_seconds)
@@ -185,16 +126,13 @@ class Tournament:
             raise
         self.has_met = False
         """Whether all trainers were ready: from then on each goes on without the others."""
-        self._board: Board | None = None
+        self._others: Others | None = None
+        self._exchange: Exchange | None = None
         self._channel: SideChannel | None = None
-        self._mailbox: Mailbox | None = None
-        self._playing: list[int] | None = None
-        self._readers: set[int] = set()
-        """Trainers that may still read what was laid out for the last match."""
-        self._missed: set[int] = set()
-        """Trainers of which a line has said that they are gone."""
+        self._player: Player | None = None
         self._is_checked = False
-        self._inbox: tuple[object, dict[str, Tensor]] = (None, {})
+        self._joined = 0
+        """The last match before this trainer came back."""
 
     # Where it is played
 
@@ -214,10 +152,31 @@ class Tournament:
         """
         if self._channel is None:
             self._channel = SideChannel(mesh, "playing a tournament")
-            do_together(self._take_seat, self._channel)
-            self._mailbox = Mailbox(mesh, self._channel)
+            self._take_seat(mesh, self._channel)
             self.world.tell_all("ready", self._timeout + timedelta(seconds=MEET_SECONDS))
             self.has_met = True
+
+    def _take_seat(self, mesh: Mesh, channel: SideChannel) -> None:
+        self._others = Others(
+            self.trainer,
+            self.num_trainers,
+            self._folder,
+            channel,
+            say=self.say,
+            timeout=self._timeout,
+        )
+        if self.comes_back:
+            self.number = self._joined = self._others.come_back()
+        self._exchange = Exchange(mesh, channel, self._others, self.carry)
+        self._player = Player(
+            self._others,
+            self._exchange,
+            channel,
+            seed=self.seed,
+            carry=self.carry,
+            fraction=self.fraction,
+            higher_is_better=self.higher_is_better,
+        )
 
     def _find_folder(self, asked: str | Path | None) -> tuple[Path, bool]:
         """The folder of this session, a new one for each start of the whole; if temporary.
@@ -237,14 +196,6 @@ class Tournament:
             found = str(_session(place, is_new=not self.comes_back))
         told = self.world.tell_all(found, limit)[0]
         return Path(str(told)), asked is None
-
-    def _take_seat(self) -> None:
-        if self._channel is not None and self._channel.rank == 0:
-            self._board = Board(self._folder)
-            self._board.hold(_name(self.trainer))
-            if self.comes_back:
-                for note in ("absent", "finished", "result", "told"):
-                    self._board.remove(f"{note}-{self.trainer}")
 
     # Between matches
 
@@ -296,12 +247,10 @@ class Tournament:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where ``state_dict`` was called; who comes back alone joins the next match."""
-        self.number, self.steps = int(state["number"]), int(state["steps"])
+        self.number = max(int(state["number"]), self._joined)
+        self.steps = int(state["steps"])
         self.model_steps, self.values = int(state["model_steps"]), dict(state["values"])
         self._is_checked = False
-        if self.comes_back:
-            latest = self._ask(lambda board: board.highest("roster"))
-            self.number = max(self.number, latest or 0)
 
     # A match
 
@@ -312,360 +261,41 @@ class Tournament:
 
         ``parts`` are the ``model`` and the ``optimizer``. All ranks get the same answer.
         """
-        number, before = self.number + 1, random_state()
-        playing = self._meet(number)
-        play = self._play_pair if self.method == "pairs" else self._play_all
-        match = play(number, playing, parts, score, poll)
-        if match is None or not (match.adopted and "rng" in self.carry):
-            set_random_state(before)
-        if match is not None:
-            self._post(f"done-{self.trainer}", number)  # also who gave up reads no more
-            self.number = number
-            self.last_score = match.theirs if match.adopted else match.own
-            self._write(match)
-        return match
-
-    def _play_pair(
-        self,
-        number: int,
-        playing: Sequence[int],
-        parts: Parts,
-        score: Callable[[], float],
-        poll: Callable[[], object],
-    ) -> Match | None:
-        partner = partner_of(self.trainer, playing, self.seed, number)
-        if partner is None or self.trainer not in playing:
-            return self._match(number, None)
-        trees, offer = self._lay_out(number, parts, {partner})
-        found = self._await_offer(partner, number, poll)
-        if found is None:
+        assert self._player is not None
+        number, random = self.number + 1, random_state()
+        values = {"values": dict(self.values), "model_steps": self.model_steps}
+        contest = Contest(number, self.steps, parts, values, score, poll)
+        match = self._player.play(self.method, contest)
+        if match is not None and match.adopted:
+            random = self._take_over(number, self._player.taken, parts["optimizer"]) or random
+        set_random_state(random)
+        if match is None:
             return None
-        if isinstance(found, _Gone):
-            return self._match(number, None, why=self._told_gone(partner, found))
-        theirs = Offer.of_note(found["offer"])
-        inbox = self._room(found["trees"], parts)
-        try:
-            self._read(number, partner, offer, theirs, inbox)
-        except GoneError as error:
-            return self._match(number, None, why=self._told_gone(partner, _Gone(str(error))))
-        finally:
-            self._post(f"done-{self.trainer}", number)
-        return self._decide(number, partner, parts, trees, found, inbox, score)
-
-    def _decide(
-        self,
-        number: int,
-        partner: int,
-        parts: Parts,
-        trees: Mapping[str, Tree],
-        found: Mapping[str, Any],
-        inbox: Mapping[str, Tensor],
-        score: Callable[[], float],
-    ) -> Match:
-        """Scores both models; the better stays in ``parts``."""
-        model = parts["model"]
-        own = self._scored(score)
-        kept: dict[str, Tensor] = {}
-        tree = take_apart(state_of(model, parts), "model", kept)
-        kept = {name: tensor.detach().clone() for name, tensor in kept.items()}
-        load_state(model, put_together(found["trees"]["model"], inbox), parts)
-        theirs = self._scored(score)
-        if not is_better(theirs, own, higher_is_better=self.higher_is_better):
-            load_state(model, put_together(tree, kept), parts)
-            return self._match(number, partner, own=own, theirs=theirs)
-        self._take_over(number, parts, found, inbox, is_lost=not math.isfinite(own))
-        return self._match(number, partner, own=own, theirs=theirs, adopted=True)
-
-    def _play_all(
-        self,
-        number: int,
-        playing: Sequence[int],
-        parts: Parts,
-        score: Callable[[], float],
-        poll: Callable[[], object],
-    ) -> Match | None:
-        """Truncation selection among all who play."""
-        if self.trainer not in playing:
-            return self._match(number, None)
-        own = self._scored(score)
-        others = [each for each in playing if each != self.trainer]
-        _, offer = self._lay_out(number, parts, {*others}, score=own)
-        notes: dict[int, Any] = {}
-        for other in others:
-            found = self._await_offer(other, number, poll)
-            if found is None:
-                return None
-            if isinstance(found, _Gone):
-                self._told_gone(other, found)
-            else:
-                notes[other] = found
-        scores = {self.trainer: own} | {t: float(note["score"]) for t, note in notes.items()}
-        chosen = select(
-            scores, self.fraction, self.seed, number, higher_is_better=self.higher_is_better
-        )
-        match = self._match(number, None, own=own, why="is neither first nor last, goes on")
-        for loser, winner in sorted(chosen.items()):
-            if self.trainer == loser:
-                match = self._copy_of(number, winner, offer, notes[winner], parts, own)
-            elif self.trainer == winner:
-                match = self._match(number, loser, own=own, theirs=scores[loser])
-                self._give_to(number, loser, offer, Offer.of_note(notes[loser]["offer"]))
+        match = replace(match, values=dict(self.values))
+        self.others.post("done", number)  # also who gave up reads no more
+        self.number = number
+        self.last_score = match.theirs if match.adopted else match.own
+        self._write(match)
         return match
-
-    def _copy_of(
-        self,
-        number: int,
-        winner: int,
-        offer: Offer,
-        found: Mapping[str, Any],
-        parts: Parts,
-        own: float,
-    ) -> Match:
-        inbox = self._room(found["trees"], parts)
-        try:
-            self._read(number, winner, offer, Offer.of_note(found["offer"]), inbox)
-        except GoneError as error:
-            return self._match(number, None, why=self._told_gone(winner, _Gone(str(error))))
-        load_state(parts["model"], put_together(found["trees"]["model"], inbox), parts)
-        self._take_over(number, parts, found, inbox, is_lost=not math.isfinite(own))
-        theirs = float(found["score"])
-        return self._match(number, winner, own=own, theirs=theirs, adopted=True)
-
-    def _give_to(self, number: int, other: int, mine: Offer, theirs: Offer) -> None:
-        """Sends what is laid out to one that cannot read it in memory."""
-        assert self._mailbox is not None
-        if not self._mailbox.can_read(theirs):
-            try:
-                self._read(number, other, mine, theirs, {})
-            except GoneError as error:
-                self._told_gone(other, _Gone(str(error)))
 
     def _take_over(
-        self,
-        number: int,
-        parts: Parts,
-        found: Mapping[str, Any],
-        inbox: Mapping[str, Tensor],
-        *,
-        is_lost: bool,
-    ) -> None:
-        """What comes with a model whose weights are here."""
-        optimizer = parts["optimizer"]
-        if "optimizer" in self.carry:
-            copies = {name: tensor.clone() for name, tensor in inbox.items()}
-            load_state(optimizer, put_together(found["trees"]["optimizer"], copies), parts)
-        elif is_lost:  # its moments are no numbers either
-            optimizer.state.clear()
-        told = put_together(found["trees"][VALUES], inbox)
+        self, number: int, taken: Mapping[str, Any], optimizer: Optimizer
+    ) -> dict[str, Any] | None:
+        """Goes on with what came with a model; where its random generators stand, if that came."""
         if "step" in self.carry:
-            self.model_steps = int(told["model_steps"])
-        if "rng" in self.carry:
-            set_random_state(told["random"])
+            self.model_steps = int(taken["model_steps"])
+        values = {**self.values, **taken["values"]}
         self.values = changed_values(
-            {**self.values, **told["values"]},
-            self.ranges,
-            self._factor,
-            self.seed,
-            number,
-            self.trainer,
+            values, self.ranges, self._factor, self.seed, number, self.trainer
         )
         self._give(optimizer)
+        return taken.get("random")
 
-    # What trainers tell each other
-
-    def _meet(self, number: int) -> list[int]:
-        """Who plays this match, as the first who comes to it finds: the same for all."""
-
-        def look(board: Board) -> list[int]:
-            for note in ("absent", "told"):
-                board.remove(f"{note}-{self.trainer}")
-            found = board.read(f"roster-{number}")
-            return list(found or board.post_first(f"roster-{number}", self._living(board)))
-
-        playing: list[int] = self._ask(look)
-        before, self._playing = self._playing or [], playing
-        gone = [each for each in before if each not in {*playing, *self._missed}]
-        if gone and self._is_first_to_tell(gone):
-            others = ", ".join(map(str, playing))
-            what = "done" if self._ask(self._is_finished(gone)) else "gone"
-            names = ", ".join(map(str, gone))
-            self._say(f"trainer {names} {what} at match {number}; playing on: {others}")
-        self._missed = {*self._missed, *gone} - {*playing}
-        return playing
-
-    def _is_finished(self, trainers: Sequence[int]) -> Callable[[Board], bool]:
-        return lambda board: all(board.read(f"finished-{each}") is not None for each in trainers)
-
-    def _is_first_to_tell(self, gone: Sequence[int]) -> bool:
-        """Whether no other trainer has told, or will, that these are gone: one line is enough."""
-
-        def look(board: Board) -> bool:
-            told = [board.post_first(f"told-{each}", self.trainer) for each in gone]
-            return self.trainer in told
-
-        found: bool = self._ask(look)
-        return found
-
-    def _say(self, text: str) -> None:
-        if self._channel is not None and self._channel.rank == 0:
-            self.say(f"tournament: {text}")
-
-    def _living(self, board: Board) -> list[int]:
-        return [
-            each
-            for each in range(self.num_trainers)
-            if board.is_held(_name(each))
-            and not any(board.read(f"{what}-{each}") for what in ("absent", "finished"))
-        ]
-
-    def _lay_out(
-        self, number: int, parts: Parts, readers: set[int], score: float = math.nan
-    ) -> tuple[Mapping[str, Tree], Offer]:
-        """Shows this trainer's model, and what goes with it, to the others."""
-        assert self._mailbox is not None
-        self._await_readers()
-        values: dict[str, Any] = {"values": dict(self.values), "model_steps": self.model_steps}
-        if "rng" in self.carry:
-            values["random"] = random_state()
-        shown = {"model": parts["model"], VALUES: values}
-        if "optimizer" in self.carry:
-            shown["optimizer"] = parts["optimizer"]
-        tensors: dict[str, Tensor] = {}
-        trees = {
-            name: take_apart(state_of(part, parts), name, tensors) for name, part in shown.items()
-        }
-        offer = self._mailbox.lay_out(number, tensors, ("model", "optimizer"))
-        self._readers = readers
-        note = {"number": number, "score": score, "trees": trees, "offer": offer}
-        self._post(f"offer-{self.trainer}", note)
-        return trees, offer
-
-    def _await_offer(self, other: int, number: int, poll: Callable[[], object]) -> Any:
-        """What ``other`` shows for the match, ``_Gone``, or None if ``poll`` told to stop."""
-
-        def look(board: Board, is_late: bool) -> Any:
-            is_there = board.is_held(_name(other))
-            note = board.read(f"offer-{other}")
-            if note is not None and note["number"] == number:
-                return note
-            if note is not None and note["number"] > number:
-                return _Gone(f"has gone on to match {note['number']}")
-            if board.read(f"finished-{other}") is not None:
-                return _Gone("has finished")
-            if not is_there:
-                return _Gone("has ended: its process is gone")
-            if is_late:
-                board.post(f"absent-{other}", number)
-                limit = self._timeout.total_seconds()
-                return _Gone(f"did not come within {limit:g} s")
-            return None
-
-        return self._wait(look, poll)
-
-    def _await_readers(self) -> None:
-        """Returns when nobody reads any more what was laid out for the last match."""
-        number = self.number
-
-        def look(board: Board, is_late: bool) -> bool | None:
-            waiting = [
-                each
-                for each in self._readers
-                if (board.read(f"done-{each}") or 0) < number and each in self._living(board)
-            ]
-            return True if is_late or not waiting else None
-
-        if self._readers:
-            self._wait(look, lambda: None)
-        self._readers = set()
-
-    def _wait(self, look: Callable[[Board, bool], Any], poll: Callable[[], object]) -> Any:
-        """What ``look`` gives on rank 0, once that is not None; None if ``poll`` told to stop."""
-        until = time.monotonic() + self._timeout.total_seconds()
-        pause, most = POLL_SECONDS
-        while True:
-            found = self._ask(lambda board: look(board, time.monotonic() > until))
-            if found is not None:
-                return found
-            if poll():
-                return None
-            time.sleep(pause)
-            pause = min(most, 1.5 * pause)
-
-    def _ask(self, look: Callable[[Board], Any]) -> Any:
-        """What ``look`` finds on rank 0, on all ranks of the trainer."""
-        assert self._channel is not None
-
-        def ask() -> Any:
-            assert self._board is not None
-            return look(self._board)
-
-        return ask() if self.world.num_ranks == 1 else ask_first(ask, self._channel)
-
-    def _post(self, name: str, note: Any) -> None:
-        if self._board is not None:
-            self._board.post(name, note)
-
-    def _read(
-        self, number: int, other: int, mine: Offer, theirs: Offer, inbox: Mapping[str, Tensor]
-    ) -> None:
-        """Fills ``inbox`` with what ``other`` has laid out."""
-        assert self._mailbox is not None
-        if self._mailbox.can_read(theirs):
-            self._mailbox.read(theirs, inbox)
-            return
-        first, second = sorted((self.trainer, other))
-        name = f"match {number} of {first} and {second}"
-        self._mailbox.swap(name, mine, theirs, inbox, first=self.trainer == first)
-
-    def _room(self, trees: Mapping[str, Tree], parts: Parts) -> dict[str, Tensor]:
-        """Tensors for what another trainer lays out, cut like those here, kept for later."""
-        key = [(leaf[TENSOR], leaf["shape"], leaf["dtype"]) for leaf in leaves(dict(trees))]
-        if self._inbox[0] != key:
-            inbox: dict[str, Tensor] = {}
-            for name, tree in trees.items():
-                if name == VALUES:
-                    inbox |= empties(tree)
-                    continue
-                found = destinations(parts[name], tree, parts)
-                inbox |= {each: torch.empty_like(tensor) for each, tensor in found.items()}
-            self._inbox = key, inbox
-        return self._inbox[1]
-
-    def _scored(self, score: Callable[[], float]) -> float:
-        """The score that rank 0 finds."""
-        assert self._channel is not None
-        with torch.no_grad():
-            found = float(score())
-        return self._channel.tell_all(found)[0]
-
-    def _told_gone(self, other: int, gone: _Gone) -> str:
-        """Why a match is not played; a line says so."""
-        text = f"trainer {other} {gone.why}; trainer {self.trainer} goes on without it"
-        if other not in self._missed and self._is_first_to_tell([other]):
-            self._say(text)
-        self._missed.add(other)
-        return text
-
-    def _match(self, number: int, partner: int | None, **found: Any) -> Match:
-        return Match(
-            number=number,
-            step=self.steps,
-            trainer=self.trainer,
-            partner=partner,
-            values=dict(self.values),
-            **found,
-        )
-
-    def lowest(self, name: str, number: int) -> int:
-        """The lowest ``number`` that any who plays has told last under ``name``."""
-
-        def look(board: Board) -> int:
-            board.post(f"{name}-{self.trainer}", number)
-            told = [board.read(f"{name}-{each}") for each in self._living(board)]
-            return min((each or 0 for each in told), default=number)
-
-        found: int = self._ask(look)
-        return found
+    @property
+    def others(self) -> Others:
+        """The other trainers, once ``sit_down`` or ``mesh`` has been called."""
+        assert self._others is not None
+        return self._others
 
     @property
     def folder(self) -> Path:
@@ -678,54 +308,23 @@ class Tournament:
         return self.folder / LOG
 
     def _write(self, match: Match) -> None:
-        if self._board is not None:
+        if self.world.rank == 0:
             append_line(self.log, {"kind": "match", **without_nan(asdict(match))})
 
     # The end
 
     def finish(self) -> None:
         """Tells the others that this trainer plays no more; they may still take what it showed."""
-        self._await_readers()
-        self._post(f"finished-{self.trainer}", self.number + 1)
-
-    def results(self, mine: Mapping[str, Any]) -> dict[int, Any]:
-        """What all trainers that live until they have one tell at their end, by number."""
-        self._post(f"result-{self.trainer}", mine)
-
-        def look(board: Board) -> dict[int, Any] | None:
-            told = {each: board.read(f"result-{each}") for each in range(self.num_trainers)}
-            late = [t for t, note in told.items() if note is None and board.is_held(_name(t))]
-            return None if late else {t: note for t, note in told.items() if note is not None}
-
-        while (found := self._ask(look)) is None:
-            time.sleep(POLL_SECONDS[1])
-        return {int(trainer): note for trainer, note in found.items()}
-
-    def await_end(self, writer: int) -> None:
-        """Returns when the ``writer`` has told that all is written, or is gone."""
-        while not self._ask(
-            lambda board: board.read("written") is not None or not board.is_held(_name(writer))
-        ):
-            time.sleep(POLL_SECONDS[1])
-
-    def tell_end(self) -> None:
-        self._post("written", 1)
-
-    @property
-    def speaker(self) -> int:
-        """The trainer that is to speak for all."""
-        return min(self._playing or [0])
+        self.others.finish(self.number)
 
     def close(self) -> None:
         """Leaves the tournament, and the ranks' world."""
         if self._channel is not None:
-            if self._mailbox is not None:
-                self._mailbox.close()
-            if self._board is not None:
-                self._board.post(f"closed-{self.trainer}", 1)
-                others = self._living(self._board)
-                self._board.close()
-                if self._is_temporary and others in ([], [self.trainer]):
+            if self._exchange is not None:
+                self._exchange.close()
+            if self._others is not None:
+                is_last = not self._others.close() and self.world.rank == 0
+                if self._is_temporary and is_last:
                     shutil.rmtree(self.folder, ignore_errors=True)
             self._channel.close()
             self._channel = None
@@ -742,20 +341,6 @@ class Tournament:
         self.close()
 
 
-def first_settings(
-    ranges: Mapping[str, Sequence[float]],
-    starts: Mapping[str, float | Sequence[float]],
-    seed: int,
-    trainer: int,
-) -> dict[str, float]:
-    """What the hyperparameters of a trainer begin with."""
-    given = {
-        name: float(each[trainer]) if isinstance(each, Sequence) else float(each)
-        for name, each in starts.items()
-    }
-    return {**first_values(ranges, seed, trainer), **given}
-
-
 def _session(folder: Path, *, is_new: bool) -> Path:
     """The folder for the notes of one start of a tournament."""
     place = folder / "board"
@@ -767,29 +352,3 @@ def _session(folder: Path, *, is_new: bool) -> Path:
     session = place / f"session-{number}"
     session.mkdir(exist_ok=True)
     return session
-
-
-def _checked_starts(
-    values: Mapping[str, float | Sequence[float]],
-    ranges: Mapping[str, tuple[float, float]],
-    trainers: int,
-) -> dict[str, float | Sequence[float]]:
-    for name, each in values.items():
-        numbers: list[Any] = [*each] if isinstance(each, Sequence) else [each] * trainers
-        if len(numbers) != trainers:
-            raise ConfigError(
-                f"values: {name} has {len(numbers)} numbers for {trainers} trainers: give one for "
-                "each, or one for all"
-            )
-        if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
-            raise ConfigError(f"values: {name} must be finite numbers, got {each!r}")
-        low, high = ranges.get(name, (-math.inf, math.inf))
-        if outside := [number for number in numbers if not low <= number <= high]:
-            raise ConfigError(
-                f"values: {name} = {outside[0]:g} lies outside of its range, {low:g} to {high:g}"
-            )
-    return dict(values)
-
-
-def _name(trainer: int) -> str:
-    return f"trainer-{trainer}"
