@@ -114,7 +114,7 @@ def test_every_stage_and_then_all_together_make_steps(alone):
     assert (summary["step"], summary["epoch"], summary["state"]) == (10, 5, "finished")
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(11)
 @pytest.mark.ranks
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("axes", "plan"), MESHES.values(), ids=MESHES)
@@ -144,6 +144,7 @@ def test_a_frozen_encoder_runs_once_for_each_sample_and_no_more(files, tmp_path,
     assert sum(trained) == 2 * 8
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("step", [3, 4, 7, 9])
 def test_a_run_that_was_stopped_in_any_stage_goes_on_with_the_same_bits(
     step, files, tmp_path, alone
@@ -161,7 +162,7 @@ def half(files, tmp_path, case, step):
     return tmp_path / "run"
 
 
-@pytest.mark.every(5)
+@pytest.mark.every(9)
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("axes", "plan"), [MESHES[name] for name in ("sample-height", "channel", "blocks")]
