@@ -317,6 +317,7 @@ CHOICES = {
     "stages.lr": [None, 0.1, (0.1, 0.25)],
     "stages.noise": [0.5, (0.0, 0.25)],
     "finetune.run": [None],
+    "finetune.pool": ["mean", "moments"],
     "data.validation_beside": [{}],
     "data.test_beside": [{}],
     "tournament.trainers": [1, 2],
