@@ -188,7 +188,8 @@ def test_disks_are_only_advised_where_reads_are_waited_for(tmp_path):
             made.append(Made(Category.stage, at, at + 1, "a.h5", thread=thread, nbytes=1000))
         return computes(made, waits(made, at, at + 1), 0.25)
 
-    verdict = verdict_of(tmp_path, looped(step))
+    write_trace(tmp_path, looped(step), threads=[f"{i}" for i in range(41)])
+    verdict = report(tmp_path).verdict
     assert "waited 80% of the time for staging" in verdict
     assert "disks" not in verdict
 
