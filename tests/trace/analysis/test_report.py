@@ -213,6 +213,47 @@ def test_a_loader_that_starts_later_makes_no_straggler_and_a_slow_rank_is_one(tm
     assert found.verdict.startswith("Rank 3 (on node0) is a straggler")
 
 
+def test_a_rank_that_is_slower_now_and_then_by_chance_is_no_straggler(tmp_path):
+    def step(made, at, rank, i):
+        at = computes(made, at, 1.3 if rank == 0 and i in (2, 5) else 1.0)
+        made.append(Made(Category.all_reduce, at, at + 0.1, flags=Flag.exposed))
+        return at + 0.1
+
+    write_trace(tmp_path, looped(step, num_steps=4, ranks=2))
+    assert report(tmp_path).stragglers == []
+
+
+def test_the_iteration_is_a_usual_step(tmp_path):
+    def step(made, at, rank, i):
+        at = waits(made, at, at + 5) if i % 4 == 0 else at
+        at = computes(made, at, 1.0)
+        if i % 4 == 3:
+            made.append(Made(Category.evaluation, at, at + 4, "evaluation"))
+            at += 4
+        return at
+
+    write_trace(tmp_path, looped(step, num_steps=4))
+    (rows,) = report(tmp_path).analysis.iteration.ranks
+    assert rows.seconds == 1
+
+
+def test_seconds_of_threads_are_of_the_time_of_an_epoch_and_nested_spans_count_once(tmp_path):
+    made = [
+        *(Made(Category.epoch, 10 * i, 10 * i + 10, epoch=i) for i in range(2)),
+        *(Made(Category.step, 10 * i, 10 * i + 10, epoch=i) for i in range(2)),
+        Made(Category.compute, 0, 6, "forward"),
+        Made(Category.compute, 1, 5, "forward", layer="conv"),
+        *(Made(Category.read, 8, 12, "a.h5", thread=t, epoch=1) for t in (1, 2)),
+    ]
+    write_trace(tmp_path, [made])
+    first, second = report(tmp_path).analysis.epochs.values()
+    assert first.categories[Category.compute].thread_seconds == 6
+    assert [each.categories[Category.read].thread_seconds for each in (first, second)] == [4, 4]
+    for period in (first, second):
+        for share in period.categories.values():
+            assert share.thread_seconds >= share.seconds
+
+
 def test_the_verdict_has_four_sentences_and_of_the_first_what_it_costs(of_run):
     run = replace(RUN, num_ranks=4, slowness=1.5, reduce=0.2, optimizer=0.2)
     found = of_run(run)

@@ -49,7 +49,8 @@ def _run(report: Report, number: int, *, named: bool) -> Iterator[str]:
         yield f"<h1>{escape(report.name)}</h1>"
     yield f'<p class="answer">{escape(report.verdict)}</p>'
     yield (
-        f'<p class="faint">{report.num_ranks} ranks, {analysis.num_spans:,} spans, '
+        f'<p class="faint">{report.num_ranks} rank{"s" * (report.num_ranks != 1)}, '
+        f"{analysis.num_spans:,} spans, "
         f"{shown_seconds((analysis.stop - analysis.start) / 1e9)}.</p>"
     )
     yield from _notes([*analysis.notes, *_left_out(report)])
