@@ -412,3 +412,11 @@ def test_write_report_leaves_a_page_and_json_in_the_run_folder(tmp_path):
     with pytest.raises(FormatError, match="has no trace files"):
         write_report(tmp_path / "empty")
     assert [*(tmp_path / "empty").iterdir()] == []
+
+
+def test_epochs_of_which_nothing_is_known_are_noted(tmp_path):
+    write_trace(tmp_path, [[Made(Category.epoch, i, i + 1, epoch=i) for i in (0, 2, 6)]])
+    assert report(tmp_path).analysis.notes == [
+        "nothing is known of epoch 1",
+        "nothing is known of epochs 3 to 5",
+    ]
