@@ -182,6 +182,15 @@ def test_more_readers_are_not_advised_where_only_the_first_batch_waits(tmp_path)
     assert not any(word in verdict for word in ("more reader", "store=memory", "disks"))
 
 
+def test_one_more_reader_saves_nothing_of_what_comes_before_the_first_batch(tmp_path):
+    def step(made, at, rank, i):
+        return computes(made, waits(made, at, at + (0.1 if i % 6 else 5), of=Category.read), 0.1)
+
+    write_trace(tmp_path, looped(step))
+    saved = {each.name: each.saved_seconds for each in report(tmp_path).what_ifs}
+    assert 0 < saved["one_more_reader"] <= 10 * 0.1
+
+
 def test_disks_are_only_advised_where_reads_are_waited_for(tmp_path):
     def step(made, at, rank, i):
         for thread in range(1, 41):  # so many that 32 more would not do
