@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from hyperslab.errors import FormatError
 from hyperslab.testing.traces import MadeRun, write_trace
 from hyperslab.trace import report
 from hyperslab.trace.analysis.compare import Comparison
@@ -69,3 +70,9 @@ def test_runs_on_more_ranks_and_with_other_shuffling_stand_side_by_side(of_run):
     page = to_html(reports)
     assert page.count("<polyline") == 2
     assert "All runs" in page
+
+
+def test_a_run_of_which_nothing_was_recorded_is_not_compared(of_run, tmp_path):
+    write_trace(tmp_path / "empty", [[]])
+    with pytest.raises(FormatError, match="nothing to compare: empty has no epochs"):
+        Comparison(of_run("run", RUN), report(tmp_path / "empty"))

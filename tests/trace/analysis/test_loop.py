@@ -125,6 +125,20 @@ def test_an_epoch_that_was_killed_and_resumed_counts_both_parts_and_is_noted(tmp
     assert note.startswith("epoch 1 was broken off after 2 steps")
 
 
+@pytest.mark.parametrize("num", [0, 2])
+def test_an_epoch_without_an_end_is_noted_however_few_its_steps(tmp_path, num):
+    made = [Made(Category.epoch, 0, 4, epoch=0), Made(Category.step, 0, 4, epoch=0)]
+    made += [Made(Category.step, 4 + i, 5 + i, epoch=1) for i in range(num)]
+    rank = rank_of(tmp_path, [*made, Made(Category.compute, 6, 7, epoch=1)])
+    assert rank.broken_off == {1: num}
+    assert windows(rank)[1] == [(4 if num else 6, 7)]
+
+
+def test_epochs_of_a_tool_that_tells_no_ends_are_not_broken_off(tmp_path):
+    made = [Made(Category.step, i, i + 1, epoch=i) for i in range(3)]
+    assert rank_of(tmp_path, made).broken_off == {}
+
+
 def two_processes(tmp_path, *spans):
     """A rank of which each of ``spans`` is of a process."""
     write_trace(tmp_path, spans)

@@ -182,13 +182,23 @@ def test_more_readers_are_not_advised_where_only_the_first_batch_waits(tmp_path)
     assert not any(word in verdict for word in ("more reader", "store=memory", "disks"))
 
 
+def test_one_more_reader_saves_nothing_of_what_comes_before_the_first_batch(tmp_path):
+    def step(made, at, rank, i):
+        return computes(made, waits(made, at, at + (0.1 if i % 6 else 5), of=Category.read), 0.1)
+
+    write_trace(tmp_path, looped(step))
+    saved = {each.name: each.saved_seconds for each in report(tmp_path).what_ifs}
+    assert 0 < saved["one_more_reader"] <= 10 * 0.1
+
+
 def test_disks_are_only_advised_where_reads_are_waited_for(tmp_path):
     def step(made, at, rank, i):
         for thread in range(1, 41):  # so many that 32 more would not do
             made.append(Made(Category.stage, at, at + 1, "a.h5", thread=thread, nbytes=1000))
         return computes(made, waits(made, at, at + 1), 0.25)
 
-    verdict = verdict_of(tmp_path, looped(step))
+    write_trace(tmp_path, looped(step), threads=[f"{i}" for i in range(41)])
+    verdict = report(tmp_path).verdict
     assert "waited 80% of the time for staging" in verdict
     assert "disks" not in verdict
 
@@ -210,6 +220,47 @@ def test_a_loader_that_starts_later_makes_no_straggler_and_a_slow_rank_is_one(tm
     assert [each.rank for each in found.stragglers] == [3]
     assert found.stragglers[0].lag_seconds == pytest.approx(24)
     assert found.verdict.startswith("Rank 3 (on node0) is a straggler")
+
+
+def test_a_rank_that_is_slower_now_and_then_by_chance_is_no_straggler(tmp_path):
+    def step(made, at, rank, i):
+        at = computes(made, at, 1.3 if rank == 0 and i in (2, 5) else 1.0)
+        made.append(Made(Category.all_reduce, at, at + 0.1, flags=Flag.exposed))
+        return at + 0.1
+
+    write_trace(tmp_path, looped(step, num_steps=4, ranks=2))
+    assert report(tmp_path).stragglers == []
+
+
+def test_the_iteration_is_a_usual_step(tmp_path):
+    def step(made, at, rank, i):
+        at = waits(made, at, at + 5) if i % 4 == 0 else at
+        at = computes(made, at, 1.0)
+        if i % 4 == 3:
+            made.append(Made(Category.evaluation, at, at + 4, "evaluation"))
+            at += 4
+        return at
+
+    write_trace(tmp_path, looped(step, num_steps=4))
+    (rows,) = report(tmp_path).analysis.iteration.ranks
+    assert rows.seconds == 1
+
+
+def test_seconds_of_threads_are_of_the_time_of_an_epoch_and_nested_spans_count_once(tmp_path):
+    made = [
+        *(Made(Category.epoch, 10 * i, 10 * i + 10, epoch=i) for i in range(2)),
+        *(Made(Category.step, 10 * i, 10 * i + 10, epoch=i) for i in range(2)),
+        Made(Category.compute, 0, 6, "forward"),
+        Made(Category.compute, 1, 5, "forward", layer="conv"),
+        *(Made(Category.read, 8, 12, "a.h5", thread=t, epoch=1) for t in (1, 2)),
+    ]
+    write_trace(tmp_path, [made])
+    first, second = report(tmp_path).analysis.epochs.values()
+    assert first.categories[Category.compute].thread_seconds == 6
+    assert [each.categories[Category.read].thread_seconds for each in (first, second)] == [4, 4]
+    for period in (first, second):
+        for share in period.categories.values():
+            assert share.thread_seconds >= share.seconds
 
 
 def test_the_verdict_has_four_sentences_and_of_the_first_what_it_costs(of_run):
@@ -370,3 +421,11 @@ def test_write_report_leaves_a_page_and_json_in_the_run_folder(tmp_path):
     with pytest.raises(FormatError, match="has no trace files"):
         write_report(tmp_path / "empty")
     assert [*(tmp_path / "empty").iterdir()] == []
+
+
+def test_epochs_of_which_nothing_is_known_are_noted(tmp_path):
+    write_trace(tmp_path, [[Made(Category.epoch, i, i + 1, epoch=i) for i in (0, 2, 6)]])
+    assert report(tmp_path).analysis.notes == [
+        "nothing is known of epoch 1",
+        "nothing is known of epochs 3 to 5",
+    ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -101,7 +102,17 @@ def _notes(trace: Trace, ranks: list[RankReport]) -> list[str]:
         for number, count in counts.items()
         if count < len(ranks)
     )
-    return [*notes, *_broken_off(ranks)]
+    return [*notes, *_broken_off(ranks), *_missing(counts)]
+
+
+def _missing(epochs: Iterable[int]) -> Iterator[str]:
+    """A process that is killed loses what it had not written."""
+    known = sorted(epochs)
+    for before, after in pairwise(known):
+        if after == before + 2:
+            yield f"nothing is known of epoch {before + 1}"
+        elif after > before + 2:
+            yield f"nothing is known of epochs {before + 1} to {after - 1}"
 
 
 def _broken_off(ranks: list[RankReport]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from hyperslab.errors import FormatError
 from hyperslab.pages import shown_seconds
 from hyperslab.trace.analysis.periods import Period, Share
 from hyperslab.trace.analysis.runs import first_and_later
@@ -44,6 +45,11 @@ class Comparison:
     before: Report
     after: Report
 
+    def __post_init__(self) -> None:
+        for each in (self.before, self.after):
+            if not each.analysis.total.seconds:
+                raise FormatError(f"there is nothing to compare: {each.name} has no epochs")
+
     @property
     def periods(self) -> tuple[Period, Period]:
         """An epoch of each: the mean of those after the first, or the only one."""
@@ -77,9 +83,6 @@ class Comparison:
         names = self.before.name, self.after.name
         if names[0] == names[1]:
             names = "the first", "the second"
-        if not (before and after):
-            empty = names[0] if not before else names[1]
-            return f"There is nothing to compare: {empty} has no epochs."
         times = f"an epoch takes {shown_seconds(after)}, not {shown_seconds(before)}"
         if abs(after - before) <= ALIKE * before:
             return f"{names[1]} is as fast as {names[0]}: {times}. {self._what(before)}".rstrip()

@@ -10,7 +10,7 @@ import numpy as np
 
 from hyperslab.trace.analysis.attribution import Attribution
 from hyperslab.trace.analysis.intervals import Intervals
-from hyperslab.trace.analysis.loop import Rank
+from hyperslab.trace.analysis.loop import Rank, Step
 from hyperslab.trace.span import Category
 
 ROWS = (
@@ -74,7 +74,10 @@ class Iteration:
 
 
 def choose_iteration(rank: Rank, num_ranks: int) -> Iteration | None:
-    """The step of the last epoch with several whose length is in the middle."""
+    """The step whose length is in the middle, in the last epoch with several.
+
+    Neither the first of an epoch, in which a loader starts, nor one that evaluates or saves.
+    """
     steps = rank.steps
     if not rank.has_steps or not steps:
         return None
@@ -82,12 +85,18 @@ def choose_iteration(rank: Rank, num_ranks: int) -> Iteration | None:
     for step in steps:
         counts[step.epoch] += 1
     usual = [number for number, count in counts.items() if count > 2] or [*counts]
-    among = sorted(
-        (step for step in steps if step.epoch == usual[-1]), key=lambda each: each.stop - each.start
-    )
+    among = [step for step in steps if step.epoch == usual[-1]]
+    among = [step for step in among[1:] if not _is_special(rank, step)] or among[1:] or among
+    among.sort(key=lambda each: each.stop - each.start)
     chosen = among[len(among) // 2]
     most = max(LEAST_NAMED, min(MOST_NAMED, ALL_NAMED // (len(ROWS) * num_ranks)))
     return Iteration(chosen.epoch, chosen.number, chosen.start, chosen.stop, most)
+
+
+def _is_special(rank: Rank, step: Step) -> bool:
+    """Whether the loop evaluates or saves in it; a checkpoint may be written beside it."""
+    by_loop = np.isin(rank.categories, (Category.evaluation, Category.checkpoint)) & rank.on_loop
+    return bool(np.any(by_loop & (rank.starts < step.stop) & (rank.stops > step.start)))
 
 
 def rows_of(rank: Rank, attribution: Attribution, iteration: Iteration) -> RankRows:

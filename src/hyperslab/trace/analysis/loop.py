@@ -112,10 +112,12 @@ class Rank:
         found: dict[int, int] = {}
         for of in self._loops:
             steps = of & (self.categories == Category.step) & ~self.on_device
-            told = self._told_epochs(of)
-            for number, where in grouped(self.spans["epoch"][steps]):
-                if number >= 0 and number not in told:
-                    found[number] = found.get(number, 0) + len(where)
+            told, numbered = self._told_epochs(of), self._numbered_epochs(of)
+            if not steps.any() or (not told and len(numbered) > 1):
+                continue  # of another tool, which knows no ends
+            for number in numbered.keys() - told.keys():
+                num_steps = np.count_nonzero(self.spans["epoch"][steps] == number)
+                found[number] = found.get(number, 0) + int(num_steps)
         return found
 
     @cached_property

@@ -77,10 +77,10 @@ class RankReport:
 def report_rank(rank: Rank, attribution: Attribution, columns: Times) -> RankReport:
     windows = [*rank.epochs.values()]
     outside = rank.extent - union(windows)
-    amounts = _Amounts(rank, windows)
+    threads = _by_thread(rank)
     *periods, left = [
-        _period(attribution, window, amounts, place)
-        for place, window in enumerate([*windows, outside])
+        _period(attribution, window, threads, nbytes)
+        for window, nbytes in zip([*windows, outside], _nbytes(rank, windows), strict=True)
     ]
     return RankReport(
         rank=rank.rank,
@@ -104,13 +104,18 @@ def report_rank(rank: Rank, attribution: Attribution, columns: Times) -> RankRep
     )
 
 
-def _period(attribution: Attribution, window: Intervals, amounts: _Amounts, place: int) -> Period:
+def _period(
+    attribution: Attribution,
+    window: Intervals,
+    threads: dict[Category, list[Intervals]],
+    nbytes: NDArray[np.float64],
+) -> Period:
     categories: dict[Category, Share] = {
         category: Share(
             busy.within(window) / SECOND,
             attribution.exposed.get(category, Intervals()).within(window) / SECOND,
-            amounts.thread_seconds[place, category],
-            round(amounts.nbytes[place, category]),
+            _seconds_of_threads(threads.get(category, []), busy, window),
+            round(nbytes[category]),
         )
         for category, busy in sorted(attribution.busy.items())
         if category not in (Category.step, Category.epoch)
@@ -118,35 +123,47 @@ def _period(attribution: Attribution, window: Intervals, amounts: _Amounts, plac
     return Period(window.total / SECOND, categories)
 
 
-class _Amounts:
-    """Bytes and seconds of threads by epoch: the one a span tells, else the one it began in."""
+def _seconds_of_threads(threads: list[Intervals], busy: Intervals, window: Intervals) -> float:
+    """What no span tells of is the loop's alone."""
+    nanoseconds = sum(each.within(window) for each in threads) if threads else busy.within(window)
+    return nanoseconds / SECOND
 
-    def __init__(self, rank: Rank, windows: list[Intervals]) -> None:
-        num = len(windows) + 1
-        place = np.full(len(rank.starts), num - 1)
-        owners = np.repeat(np.arange(len(windows)), [len(each) for each in windows])
-        starts = np.concatenate([_NO_TIMES, *(each.starts for each in windows)])
-        stops = np.concatenate([_NO_TIMES, *(each.stops for each in windows)])
-        order = np.argsort(starts)
-        at = np.searchsorted(starts[order], rank.starts, side="right") - 1
-        began = at >= 0
-        began[began] = rank.starts[began] < stops[order][at[began]]
-        place[began] = owners[order][at[began]]
-        numbers, told = np.array([*rank.epochs], np.int64), rank.spans["epoch"]
-        if len(numbers):
-            at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
-            known = numbers[at] == told
-            place[known] = at[known]
-        self.nbytes = self._sums(rank, place, num, counted_nbytes(rank.spans, rank.trace.strings))
-        self.thread_seconds = self._sums(rank, place, num, rank.stops - rank.starts) / SECOND
 
-    @staticmethod
-    def _sums(
-        rank: Rank, place: NDArray[np.int64], num: int, amounts: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        keys = place * len(Category) + rank.categories
-        sums = np.bincount(keys, weights=amounts, minlength=num * len(Category))
-        return sums.astype(np.float64).reshape(num, len(Category))
+def _by_thread(rank: Rank) -> dict[Category, list[Intervals]]:
+    """When each thread did something; its own spans that overlap count once."""
+    found: dict[Category, list[Intervals]] = {}
+    for key, where in grouped(_threads_and_categories(rank)):
+        busy = Intervals.of(rank.starts[where], rank.stops[where])
+        found.setdefault(Category(key % len(Category)), []).append(busy)
+    return found
+
+
+def _threads_and_categories(rank: Rank) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = rank.spans["thread"].astype(np.int64) * len(Category)
+    return keys + rank.categories
+
+
+def _nbytes(rank: Rank, windows: list[Intervals]) -> NDArray[np.float64]:
+    """By epoch, the one a span tells, else the one it began in, and by category."""
+    num = len(windows) + 1
+    place = np.full(len(rank.starts), num - 1)
+    owners = np.repeat(np.arange(len(windows)), [len(each) for each in windows])
+    starts = np.concatenate([_NO_TIMES, *(each.starts for each in windows)])
+    stops = np.concatenate([_NO_TIMES, *(each.stops for each in windows)])
+    order = np.argsort(starts)
+    at = np.searchsorted(starts[order], rank.starts, side="right") - 1
+    began = at >= 0
+    began[began] = rank.starts[began] < stops[order][at[began]]
+    place[began] = owners[order][at[began]]
+    numbers, told = np.array([*rank.epochs], np.int64), rank.spans["epoch"]
+    if len(numbers):
+        at = np.minimum(np.searchsorted(numbers, told), len(numbers) - 1)
+        known = numbers[at] == told
+        place[known] = at[known]
+    counted = counted_nbytes(rank.spans, rank.trace.strings)
+    keys = place * len(Category) + rank.categories
+    sums = np.bincount(keys, weights=counted, minlength=num * len(Category))
+    return sums.astype(np.float64).reshape(num, len(Category))
 
 
 def _own_code(rank: Rank, attribution: Attribution, windows: list[Intervals]) -> dict[str, float]:
@@ -166,10 +183,9 @@ def _own_code(rank: Rank, attribution: Attribution, windows: list[Intervals]) ->
 
 def _threads(rank: Rank) -> list[ThreadTimes]:
     """What each thread did for how long; its own spans that overlap count once."""
-    keys = rank.spans["thread"].astype(np.int64) * len(Category) + rank.categories
     seconds: dict[int, dict[Category, float]] = {}
     is_device: dict[int, bool] = {}
-    for key, where in grouped(keys):
+    for key, where in grouped(_threads_and_categories(rank)):
         thread, category = divmod(key, len(Category))
         if category in (Category.step, Category.epoch, Category.delay):
             continue

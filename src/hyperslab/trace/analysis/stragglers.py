@@ -14,6 +14,8 @@ from hyperslab.trace.span import Category
 MESSAGES = (Category.halo, Category.all_reduce)
 LEAST_LAG = 0.03
 """Of wall time: ranks that are later by less are as fast as the others."""
+LARGE_LAG, SIGMAS = 0.2, 3.0
+"""Less than this must be more than chance: by so many deviations of the mean of steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def _as_straggler(rank: RankReport, ranks: list[RankReport]) -> Straggler | None
     lag = _own(rank) - median(map(_own, others))
     if lag < LEAST_LAG * rank.total.seconds or lag <= 0:
         return None
+    if lag < LARGE_LAG * rank.total.seconds and _may_be_chance(rank, others):
+        return None
     category, excess = Category.other, -1.0
     for each in rank.total.categories:
         more = _exposed(rank, each) - _usual(each, others)
@@ -102,6 +106,23 @@ def _as_straggler(rank: RankReport, ranks: list[RankReport]) -> Straggler | None
         usual_seconds=_usual(category, others),
         epochs=late,
     )
+
+
+def _may_be_chance(rank: RankReport, others: list[RankReport]) -> bool:
+    """Whether its steps are now longer, now shorter than those of the others."""
+    own, *theirs = map(_own_of_steps, (rank, *others))
+    common = [key for key in own if all(key in each for each in theirs)][1:]
+    if not rank.has_steps or len(common) < 3:
+        return False
+    more = np.array([own[key] - median(each[key] for each in theirs) for key in common])
+    return bool(more.mean() < SIGMAS * more.std(ddof=1) / len(more) ** 0.5)
+
+
+def _own_of_steps(rank: RankReport) -> dict[tuple[int, int], float]:
+    steps = rank.steps
+    own = steps.seconds - sum(steps.exposed.get(each, 0.0) for each in MESSAGES)
+    keys = zip(steps.epoch.tolist(), steps.number.tolist(), strict=True)
+    return dict(zip(keys, own.tolist(), strict=True))
 
 
 def _usual(category: Category, ranks: list[RankReport]) -> float:

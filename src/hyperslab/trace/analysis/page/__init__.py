@@ -49,7 +49,8 @@ def _run(report: Report, number: int, *, named: bool) -> Iterator[str]:
         yield f"<h1>{escape(report.name)}</h1>"
     yield f'<p class="answer">{escape(report.verdict)}</p>'
     yield (
-        f'<p class="faint">{report.num_ranks} ranks, {analysis.num_spans:,} spans, '
+        f'<p class="faint">{report.num_ranks} rank{"s" * (report.num_ranks != 1)}, '
+        f"{analysis.num_spans:,} spans, "
         f"{shown_seconds((analysis.stop - analysis.start) / 1e9)}.</p>"
     )
     yield from _notes([*analysis.notes, *_left_out(report)])
@@ -66,7 +67,7 @@ def _run(report: Report, number: int, *, named: bool) -> Iterator[str]:
     yield (
         '<p class="faint">Exposed: the loop waited for it, or did it. Hidden: it went on while '
         "something else was done or waited for. Of <i>wait</i>, what readers did meanwhile is "
-        "given to them: what is exposed of it is waiting while no reader worked.</p>"
+        "given to them: what is exposed of it no recorded work explains.</p>"
     )
     yield '<h2>Bandwidth and timeline</h2><div class="bandwidth"></div><div class="whole"></div>'
     yield from _iteration(report)
