@@ -192,7 +192,8 @@ def span(
     if not isinstance(name, str):
         given: Any = name
         if callable(given):
-            return _around(given, getattr(given, "__name__", str(given)), _category(category))
+            found_name = getattr(given, "__name__", str(given))
+            return cast(Function, _around(given, found_name, _category(category)))
         name = str(given)
     if recorder is None:
         found = _idle.get(name)
