@@ -7,6 +7,20 @@ IMPORTS = "trace/foreign/test_imports.py"
 
 MUTANTS = [
     Mutant(
+        "trace/foreign/lives.py",
+        "    for of_rank in alive.values():\n",
+        "    for of_rank in ():\n",
+        RUN,
+        "programs last as long as their reads",
+    ),
+    Mutant(
+        "trace/foreign/csv_table.py",
+        '_LINE_END = re.compile(r"\\r\\n|\\n|\\r")',
+        '_LINE_END = re.compile(r"\\r\\n|\\n")',
+        IMPORTS,
+        "tables with the line ends of old systems are refused",
+    ),
+    Mutant(
         "trace/foreign/posix.c",
         "            madvise((void *)at, sizeof *state, MADV_WIPEONFORK);\n"
         "            state = (struct state *)at;\n"

@@ -5,6 +5,20 @@ from mutation.mutant import Mutant
 MUTANTS = [
     Mutant(
         "trace/recorder.py",
+        "            return min(max(int(value), least), most)\n",
+        "            return int(value)\n",
+        "trace/test_recorder.py",
+        "a large number in a span stops the program",
+    ),
+    Mutant(
+        "trace/recorder.py",
+        "        seconds = FIRST_DRAIN_SECONDS\n",
+        "        seconds = DRAIN_SECONDS\n",
+        "trace/test_recorder.py",
+        "processes that are killed soon lose all",
+    ),
+    Mutant(
+        "trace/recorder.py",
         "            self._tell_news(file)\n            for lane, stop in full:\n",
         "            for lane, stop in full:\n",
         "trace/test_recorder.py",

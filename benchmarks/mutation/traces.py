@@ -4,6 +4,20 @@ from mutation.mutant import Mutant
 
 MUTANTS = [
     Mutant(
+        "trace/analysis/bandwidth.py",
+        "are_told = 1 < len(ranks) <= MOST_RANKS",
+        "are_told = len(ranks) <= MOST_RANKS",
+        "trace/analysis/test_report.py",
+        "one rank has its bandwidth twice",
+    ),
+    Mutant(
+        "trace/analysis/tables.py",
+        "if Measurement.get(console, unlimited, table).maximum <= options.max_width:",
+        "if Measurement.get(console, unlimited, table):",
+        "trace/analysis/test_tables.py",
+        "tables are wider than the screen",
+    ),
+    Mutant(
         "trace/analysis/intervals.py",
         "latest = np.maximum.accumulate(stops)",
         "latest = stops",

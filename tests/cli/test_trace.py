@@ -70,3 +70,18 @@ def test_what_is_not_there_is_one_line(tmp_path):
         assert result.exit_code == 1
         assert len(result.stderr.splitlines()) == 1
         assert "trace" in result.stderr
+
+
+def test_a_trace_with_nothing_in_it_is_one_line(tmp_path):
+    write_trace(tmp_path / "run" / "trace", [[]])
+    result = trace("report", tmp_path / "run")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0].startswith("Error: run: nothing was recorded")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_pictures_of_other_kinds_are_refused_before_anything_is_shown(run, tmp_path):
+    result = trace("report", run, "--png", tmp_path / "t.foo")
+    assert result.exit_code == 1
+    assert not result.stdout
+    assert "--png writes .png" in result.stderr

@@ -38,9 +38,22 @@ def test_what_was_not_recorded_is_told(tmp_path, data):
     assert "nothing was recorded: no data file was read" in result.stderr
     assert "env did not load the recorder" not in result.stderr
     result = trace_run("-o", tmp_path / "b", "--", "no-such-program")
-    assert result.exit_code == 1
+    assert result.exit_code == 127
     assert "there is no program 'no-such-program'" in result.stderr
+    result = trace_run("-o", tmp_path / "b", "--", data)
+    assert result.exit_code == 126
+    assert f"Error: {data} cannot be run: it is not executable" in result.stderr
     assert trace_run("-o", tmp_path / "c").exit_code == 2
+
+
+def test_an_interrupt_is_told_as_shells_tell_it(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hyperslab.trace.foreign.run_program.run_program", interrupted)
+    assert trace_run("-o", tmp_path / "a", "true").exit_code == 130
+    result = trace_run("-o", tmp_path / "b", "sh", "-c", "kill -INT $$")
+    assert result.exit_code == 130
 
 
 def test_options_of_the_program_are_its_own(tmp_path, data):

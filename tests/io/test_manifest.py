@@ -284,3 +284,9 @@ def test_20_000_files_are_looked_at_once_each_for_8_ranks(tmp_path, counted_stat
     counted_stats.clear()
     assert hs.open(tmp_path / "data.json").manifest.digest() == parts[7].manifest.digest()
     assert len(counted_stats) == 20_000
+
+
+def test_names_of_files_may_be_any_bytes(tmp_path):
+    path = tmp_path / b"a\xff.npy".decode(errors="surrogateescape")
+    np.save(path, np.zeros((2, 3)))
+    assert hs.open(path, axes="NC").manifest.digest()

@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 
+import hyperslab as hs
 from hyperslab.errors import ConfigError
 from hyperslab.testing.traces import UNIX_NS, Made, write_random_trace, write_trace
 from hyperslab.trace import Category, Flag, Tier, load_trace
+from hyperslab.trace.analysis.page import to_html
 from hyperslab.trace.export import export_trace
 
 
@@ -138,3 +140,21 @@ def test_other_suffixes_are_refused_and_nothing_is_left_behind(tmp_path, trace, 
     with pytest.raises(IndexError):
         export_trace(trace, tmp_path / "trace.json")
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".json", ".html", ".parquet"])
+def test_names_that_are_no_text_are_written_with_escapes(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    name = b"a\xff.h5".decode(errors="surrogateescape")
+    folder = tmp_path / b"run\xfe".decode(errors="surrogateescape")
+    with hs.trace.recording(folder / "trace"), hs.span(name, category="read", nbytes=3):
+        pass
+    target = tmp_path / f"out{suffix}"
+    if suffix == ".html":
+        target.write_bytes(to_html([hs.trace.report(folder)]).encode())
+    else:
+        export_trace(load_trace(folder), target)
+    content = target.read_bytes()
+    if suffix in (".csv", ".json", ".html"):
+        assert b"a\\udcff.h5" in content.replace(b"\\\\", b"\\")

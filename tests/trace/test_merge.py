@@ -1,3 +1,6 @@
+import errno
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -5,6 +8,7 @@ from hyperslab.errors import FormatError
 from hyperslab.testing.traces import UNIX_NS, Made, write_random_trace, write_trace
 from hyperslab.trace import Category, load_trace
 from hyperslab.trace.file import read_trace_file
+from hyperslab.trace.merge import find_contents, read_files
 
 
 def two_ranks(folder, **options):
@@ -79,6 +83,28 @@ def test_what_is_not_there_is_told(tmp_path):
         load_trace(tmp_path / "no")
     with pytest.raises(FormatError, match="has no trace files"):
         load_trace(tmp_path)
+
+
+def test_a_folder_that_may_not_be_read_is_said_to_be_so(tmp_path, monkeypatch):
+    two_ranks(tmp_path / "trace")
+
+    def forbidden(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    with pytest.raises(FormatError, match="cannot be read: Permission denied"):
+        load_trace(tmp_path)
+
+
+def test_clocks_of_hosts_without_names_are_told_by_their_files(tmp_path):
+    two_ranks(tmp_path, hosts=("", "two"))
+    contents = find_contents([tmp_path])
+    for content in contents:
+        content.facts["offsets"] = []
+    notes = [note for trace in read_files(contents) for note in trace.notes]
+    assert any(
+        "the clock of two was not compared with that of rank00000.hstrace" in n for n in notes
+    )
 
 
 def test_many_spans_are_merged_in_order(tmp_path):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import hyperslab as hs
@@ -95,6 +96,85 @@ def test_an_error_passes_through_its_span(tmp_path):
     with hs.trace.recording(tmp_path), pytest.raises(KeyError), hs.span("fails"):
         raise KeyError
     assert names(load_trace(tmp_path)) == ["fails"]
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"),
+    [(2.5, 2), (np.float32(7), 7), (np.int16(7), 7), (1 << 70, (1 << 63) - 1), (True, 1), (-3, -3)],
+)
+def test_whole_numbers_of_any_kind_are_taken(tmp_path, caplog, value, taken):
+    with hs.trace.recording(tmp_path), hs.span("work") as span:
+        span.nbytes = span.sample = value
+    (found,) = load_trace(tmp_path).spans
+    assert (found["nbytes"], found["sample"]) == (taken, max(taken, -1))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("value", [None, "a.h5", float("nan"), float("inf"), [1], np.arange(3)])
+def test_what_is_no_number_is_left_out_and_told_once(tmp_path, caplog, value):
+    def fail():
+        with hs.span("work", sample=value) as span:
+            span.nbytes = value
+            raise KeyError
+
+    with hs.trace.recording(tmp_path):
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                fail()
+        with hs.span("right", nbytes=3):
+            pass
+    spans = load_trace(tmp_path).spans
+    assert spans["nbytes"].tolist() == [0, 0, 3]
+    assert spans["sample"].tolist() == [-1, -1, -1]
+    (told,) = caplog.records
+    assert "the span work is recorded without its" in told.message
+
+
+@pytest.mark.parametrize("name", [7, b"bytes", ["a", "list"], None])
+def test_names_may_be_anything(tmp_path, name):
+    with hs.trace.recording(tmp_path), hs.span(name) as span:
+        span.nbytes = 1
+    assert names(load_trace(tmp_path)) == [str(name)]
+
+
+@pytest.mark.parametrize("epoch", [1 << 40, "last", None])
+def test_epochs_that_have_no_room_stop_no_loop(tmp_path, epoch):
+    with hs.trace.recording(tmp_path):
+        assert list(hs.trace.steps([1, 2], epoch=epoch)) == [1, 2]
+    assert len(load_trace(tmp_path))
+
+
+def test_a_bare_decorator_has_the_name_of_its_function(tmp_path):
+    @hs.span
+    def augment(x):
+        return 2 * x
+
+    with hs.trace.recording(tmp_path):
+        assert augment(2) == 4
+    assert augment.__name__ == "augment"
+    assert names(load_trace(tmp_path)) == ["augment"]
+
+
+def test_what_was_done_at_first_is_written_soonest(tmp_path):
+    asked, done = [], threading.Event()
+
+    class Wake:
+        def wait(self, seconds):
+            asked.append(seconds)
+            if len(asked) == 6:
+                recorder._has_ended = True
+                done.set()
+
+        def set(self):
+            pass
+
+    recorder = Recorder(tmp_path)
+    recorder._wake = Wake()
+    recorder.add(Category.user, "early", 1, 2)
+    assert done.wait(60)
+    assert asked[0] <= 0.05
+    assert asked[-1] == max(asked) <= 0.25
+    assert names(load_trace(tmp_path)) == ["early"]
 
 
 def test_nothing_is_written_where_nothing_is_recorded(tmp_path):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hyperslab.cli.output import print_news, print_result
+from hyperslab.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report
@@ -44,6 +45,8 @@ def report(
     RUN is the folder of a run, a folder of trace files, or trace files; files of one folder are one
     run. Several runs are shown side by side: by their ranks, and by how samples were shuffled.
     """
+    if png and png.suffix.lower() != ".png":
+        raise ConfigError(f"{png} is no name of a picture: --png writes .png")
     reports = read_runs(runs)
     from hyperslab.trace.analysis.tables import to_parts
 
@@ -85,7 +88,12 @@ def read_runs(paths: Sequence[Path]) -> list[Report]:
     groups: dict[Path, list[Path]] = {}
     for path in paths:
         groups.setdefault(path.parent / "*" if path.is_file() else path, []).append(path)
-    return [report_of(list(group)) for group in groups.values()]
+    reports = [report_of(list(group)) for group in groups.values()]
+    if not any(each.analysis.num_spans for each in reports):
+        why = next((f": {note}" for each in reports for note in each.analysis.notes), "")
+        names = ", ".join(each.name for each in reports)
+        raise FormatError(f"{names}: nothing was recorded{why}")
+    return reports
 
 
 def _of_several(reports: Sequence[Report]) -> dict[str, object]:

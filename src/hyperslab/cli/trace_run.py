@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
@@ -47,6 +48,8 @@ def run(ctx: click.Context, output: Path, keep_all: bool, command: tuple[str, ..
     except NotStartedError as error:
         click.echo(f"Error: {error}", err=True)
         ctx.exit(error.exit_code)
+    except KeyboardInterrupt:  # before the program was started: from then on it is its own
+        ctx.exit(128 + signal.SIGINT)
     if not ran.was_seen:
         told = (
             f"nothing was recorded: {command[0]} did not load the recorder; it is linked "

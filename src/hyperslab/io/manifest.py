@@ -246,7 +246,8 @@ class Manifest:
         """The same for the same samples in the same order, wherever their folder lies."""
         names = [file.path.name for file in self.files]
         places = self.places[:, 0].tolist()
-        return zlib.crc32("\n".join(f"{names[file]} {number}" for file, number in places).encode())
+        told = "\n".join(f"{names[file]} {number}" for file, number in places)
+        return zlib.crc32(told.encode(errors="surrogateescape"))
 
     # From one manifest to another
 

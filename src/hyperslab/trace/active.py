@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from hyperslab.errors import ConfigError, check_choice
 from hyperslab.trace.launcher import rank_of_launcher
@@ -174,12 +174,27 @@ _MOSTIDLE = 1024
 _idle: dict[str, Idle] = {}
 
 
-def span(name: str, *, nbytes: int = 0, sample: int = -1, category: str = "user") -> Span | Idle:
+@overload
+def span(name: Function) -> Function: ...
+@overload
+def span(
+    name: str, *, nbytes: int = 0, sample: int = -1, category: str = "user"
+) -> Span | Idle: ...
+def span(
+    name: str | Function, *, nbytes: int = 0, sample: int = -1, category: str = "user"
+) -> Span | Idle | Function:
     """Records how long a block takes, ``with hs.span("augment"):``, or a function, as a decorator.
 
     ``nbytes`` and the number of the ``sample`` may also be set in the block, on what ``with``
     gives. ``category`` says what the time counts as in reports, such as ``read`` or ``compute``.
+    ``@hs.span`` alone has the function's own name.
     """
+    if not isinstance(name, str):
+        given: Any = name
+        if callable(given):
+            found_name = getattr(given, "__name__", str(given))
+            return cast(Function, _around(given, found_name, _category(category)))
+        name = str(given)
     if recorder is None:
         found = _idle.get(name)
         return _new_idle(name, category) if found is None or category != "user" else found

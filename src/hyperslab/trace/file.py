@@ -72,6 +72,11 @@ class TraceFile:
             view = view[os.write(self._descriptor, view) :]
 
 
+def printable(text: str) -> str:
+    """``text``; bytes that are no UTF-8, as names of files may have, are escapes in it."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
 @dataclass
 class FileContent:
     """What a trace file holds, up to its first damaged chunk."""

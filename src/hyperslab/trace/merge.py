@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.errors import FormatError
-from hyperslab.trace.file import SUFFIX, FileContent
+from hyperslab.trace.file import SUFFIX, FileContent, printable
 from hyperslab.trace.foreign.identify import read_contents
 from hyperslab.trace.foreign.lives import add_lives
 from hyperslab.trace.foreign.posix_file import mark_main_loops
@@ -45,11 +45,18 @@ def find_contents(paths: Sequence[Path]) -> list[FileContent]:
 
 def find_trace_files(path: Path) -> list[Path]:
     """The trace files of a run folder or of a folder of them; a file stands for itself."""
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise FormatError(f"{path} does not exist: give a run folder or trace files")
-    found = sorted({*path.glob(f"*{SUFFIX}"), *path.glob(f"{FOLDER}/*{SUFFIX}")})
+    try:
+        if path.is_file():
+            return [path]
+        if not path.is_dir():
+            raise FormatError(f"{path} does not exist: give a run folder or trace files")
+        folders = [each for each in (path, path / FOLDER) if each.is_dir()]
+        found = sorted(
+            file for folder in folders for file in folder.iterdir() if file.name.endswith(SUFFIX)
+        )
+    except OSError as error:
+        where = error.filename or path
+        raise FormatError(f"{where} cannot be read: {error.strerror or error}") from error
     if not found:
         raise FormatError(
             f"{path} has no trace files (*{SUFFIX}), nor has {path / FOLDER}: was the run traced?"
@@ -64,25 +71,25 @@ def read_files(contents: Sequence[FileContent]) -> list[Trace]:
     hosts: dict[str, int] = {}
     traces = []
     for content in contents:
-        facts, notes = content.facts, content.notes
+        facts, notes = content.facts, [printable(note) for note in content.notes]
         if not facts and not content.blocks:
             traces.append(Trace(empty_spans(0), notes=notes))
             continue
-        host = str(facts.get("host", ""))
+        host = printable(str(facts.get("host", "")))
         process = Process(
             rank=_rank(content),
             node=hosts.setdefault(host, len(hosts)),
-            pid=int(facts.get("pid", 0)),
+            pid=_number(content, "pid"),
             host=host,
-            program=str(facts.get("program", "")),
+            program=printable(str(facts.get("program", ""))),
         )
         spans = np.concatenate(content.blocks) if content.blocks else empty_spans(0)
         content.blocks.clear()
         clocks.align(spans, content)
         spans["process"] = 0
-        traces.append(
-            Trace(spans, content.strings, [process], content.threads or [Thread()], notes)
-        )
+        strings = [printable(each) for each in content.strings]
+        threads = [replace(each, name=printable(each.name)) for each in content.threads]
+        traces.append(Trace(spans, strings, [process], threads or [Thread()], notes))
     if clocks.notes:
         traces.append(Trace(empty_spans(0), notes=clocks.notes))
     return traces
@@ -122,8 +129,12 @@ _NONE = empty_spans(0)
 
 
 def _rank(content: FileContent) -> int:
-    rank = content.facts.get("rank", 0)
-    return rank if isinstance(rank, int) else 0
+    return _number(content, "rank")
+
+
+def _number(content: FileContent, fact: str) -> int:
+    told = content.facts.get(fact, 0)
+    return told if isinstance(told, int) and 0 <= told < 1 << 62 else 0
 
 
 class _Clocks:
@@ -139,7 +150,7 @@ class _Clocks:
         self._hosts: dict[str, str] = {}
         for content in contents:
             clock = _clock(content)
-            self._hosts.setdefault(clock, str(content.facts.get("host", content.path.name)))
+            self._hosts.setdefault(clock, str(content.facts.get("host") or content.path.name))
             self._pairs.setdefault(clock, []).extend(_number_pairs(content, "clocks"))
             self._offsets.setdefault(clock, []).extend(_number_pairs(content, "offsets"))
         self._first = next(iter(self._pairs), "")

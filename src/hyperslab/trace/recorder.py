@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 
 from hyperslab.trace.file import SUFFIX, TraceFile
-from hyperslab.trace.span import SPAN, Thread, Tier
+from hyperslab.trace.span import SPAN, Category, Thread, Tier
 
 _log = logging.getLogger("hyperslab")
 
 CAPACITY = 4096
 """Spans that a thread holds."""
-DRAIN_SECONDS = 0.5
+FIRST_DRAIN_SECONDS, DRAIN_SECONDS = 0.05, 0.25
+"""After the first span, and from then on: what a process that is killed loses at most."""
 MOST_STRINGS = 1 << 18
 """Names that are told apart; those after them share one."""
 OTHERS = "(one of many names)"
@@ -38,6 +39,17 @@ LANE_TID = 1 << 40
 
 _PACK = Struct("<qqqqiiIIIIBBH").pack_into
 _NBYTES = CAPACITY * SPAN.itemsize
+_OF_LOOP = ("step", "epoch")
+_BOUNDS = {
+    "nbytes": (0, (1 << 63) - 1),
+    "sample": (-1, (1 << 63) - 1),
+    "step": (-1, (1 << 31) - 1),
+    "epoch": (-1, (1 << 31) - 1),
+    "category": (0, len(Category) - 1),
+    "tier": (0, len(Tier) - 1),
+    "flags": (0, (1 << 16) - 1),
+}
+"""The least and the most that a span has room for."""
 
 
 _local_folders: tuple[str, ...] = ()
@@ -125,7 +137,7 @@ class Recorder:
         self._offsets: list[tuple[int, int]] = []
         self._file: TraceFile | None = None
         self._told_rank = rank
-        self._is_draining = self._has_ended = False
+        self._is_draining = self._has_ended = self._has_warned = False
         self._wake = threading.Event()
         self._drainer: threading.Thread | None = None
 
@@ -151,26 +163,45 @@ class Recorder:
                 lane = self.lane_of_thread()
         try:
             number = self._numbers[name]
-        except KeyError:
+        except (KeyError, TypeError):
             number = self._number_of(name)
         place, at = lane.place, lane.at
-        _PACK(
-            lane.data,
-            at,
-            start,
-            stop - start,
-            nbytes,
-            place.sample if sample < 0 else sample,
-            place.step,
-            place.epoch,
-            number,
-            lane.layer,
-            lane.number,
-            0,
-            category,
-            tier,
-            flags,
-        )
+        try:
+            _PACK(
+                lane.data,
+                at,
+                start,
+                stop - start,
+                nbytes,
+                place.sample if sample < 0 else sample,
+                place.step,
+                place.epoch,
+                number,
+                lane.layer,
+                lane.number,
+                0,
+                category,
+                tier,
+                flags,
+            )
+        except Exception:  # noqa: BLE001 - values of users' own, of any kind, stop no program
+            of_loop = [self._whole(name, each, getattr(place, each), -1) for each in _OF_LOOP]
+            _PACK(
+                lane.data,
+                at,
+                start,
+                stop - start,
+                self._whole(name, "nbytes", nbytes, 0),
+                self._whole(name, "sample", sample, place.sample),
+                *of_loop,
+                number,
+                lane.layer,
+                lane.number,
+                0,
+                self._whole(name, "category", category, Category.user),
+                self._whole(name, "tier", tier, Tier.none),
+                self._whole(name, "flags", flags, 0),
+            )
         lane.at = at = at + SPAN.itemsize
         if at == _NBYTES:
             self._make_room(lane)
@@ -237,6 +268,26 @@ class Recorder:
     def set_rank(self, rank: int) -> None:
         """Says which rank this process is, where it was not known."""
         self.rank = rank
+
+    def _whole(self, name: object, field: str, value: Any, nothing: int) -> int:
+        """``value`` as a number that has room in a span; ``nothing`` and a warning if it is none.
+
+        The calling thread's span has ended: whatever is wrong with it, nothing is raised.
+        """
+        least, most = _BOUNDS[field]
+        try:
+            return min(max(int(value), least), most)
+        except Exception:  # noqa: BLE001 - whatever the value raises
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "the span %s is recorded without its %s: a %s is no whole number (other "
+                    "spans like this are not told of)",
+                    name,
+                    field,
+                    type(value).__name__,
+                )
+            return nothing
 
     # Writing
 
@@ -328,7 +379,8 @@ class Recorder:
             self._drainer.start()
         return lane
 
-    def _number_of(self, name: str) -> int:
+    def _number_of(self, name: object) -> int:
+        name = name if isinstance(name, str) else str(name)
         with self._lock:
             if (found := self._numbers.get(name)) is not None:
                 return found
@@ -340,9 +392,11 @@ class Recorder:
             return number
 
     def _run(self) -> None:
+        seconds = FIRST_DRAIN_SECONDS
         while not self._has_ended:
-            self._wake.wait(DRAIN_SECONDS)
+            self._wake.wait(seconds)
             self.flush()
+            seconds = min(2 * seconds, DRAIN_SECONDS)
 
 
 def _is_over(lane: Lane) -> bool:

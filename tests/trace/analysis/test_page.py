@@ -6,8 +6,9 @@ import pytest
 
 from hyperslab.testing.browser import CHROMIUM, brightness_of, browse, colours_of, screenshot
 from hyperslab.testing.traces import Made, MadeRun, write_random_trace, write_trace
-from hyperslab.trace import Category, report
+from hyperslab.trace import Category, Tier, report
 from hyperslab.trace.analysis.figures import draw_report
+from hyperslab.trace.analysis.lanes import COLOURS
 from hyperslab.trace.analysis.page import to_html
 
 RUN = MadeRun(num_ranks=3, slowness=1.3)
@@ -144,6 +145,21 @@ def test_the_page_of_several_runs_in_light_and_dark(found, tmp_path):
         assert len({*colours_of(picture)}) > 50
         assert brightness_of(picture) < 90 if dark else brightness_of(picture) > 200
     assert browse(page, "--dump-dom").dom.count("<polyline") == 1
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_category_has_one_colour_in_all_charts(tmp_path):
+    moved = [Category.read, Category.exchange, Category.copy, Category.halo, Category.all_reduce]
+    made = [Made(each, i, i + 1, nbytes=100, epoch=0) for i, each in enumerate(moved)]
+    made += [Made(Category.read, 9, 10, nbytes=100, epoch=0, tier=Tier.file)]
+    write_trace(tmp_path, [made])
+    page = tmp_path / "page.html"
+    page.write_text(report(tmp_path).to_html())
+    dom = browse(page, "--dump-dom").dom
+    found = dict(map(reversed, re.findall(r'data-colour="(#\w+)"></span>([\w -]+)', dom)))
+    names = ["read", "read from file", "exchange", "copy", "halo", "all-reduce"]
+    assert found == {each: COLOURS[each.split()[0].replace("-", "_")] for each in names}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 from hyperslab.errors import FormatError
 from hyperslab.testing.traces import SECOND, Made, MadeRun, write_trace
 from hyperslab.trace import Category, Flag, Tier, report, write_report
+from hyperslab.trace.analysis.page.content import run_content
 
 RUN = MadeRun()
 
@@ -364,6 +365,22 @@ def test_bandwidth_is_told_by_where_bytes_came_from(tmp_path):
     for values in found.total.values():
         assert sum(values) * found.seconds == pytest.approx(1000)
     assert not found.total["read from file"][100:].any()
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e-3, 0.3, 100])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_chart_of_bandwidth_is_filled_however_short_a_run_is(tmp_path, seconds, num_ranks):
+    read = Made(Category.read, 0, seconds, "a.h5", nbytes=10**6, tier=Tier.file, epoch=0)
+    write_trace(tmp_path, [[read]] * num_ranks)
+    found = report(tmp_path)
+    told = run_content(found)["bandwidth"]
+    for rank in range(num_ranks):
+        shown = told["ranks"].get(str(rank)) or told["total"]
+        assert len(shown["read from file"]) == 200
+        assert min(shown["read from file"]) > 0
+    total = sum(told["total"]["read from file"]) * found.analysis.bandwidth.seconds
+    assert total == pytest.approx(num_ranks * 10**6, rel=0.01)
+    assert {*told["ranks"]} == ({"0", "1"} if num_ranks == 2 else set())
 
 
 def test_bytes_that_are_told_of_twice_count_once(tmp_path):

@@ -316,6 +316,8 @@ def test_times_are_seconds_unless_their_names_say_else(tmp_path):
         b"[\n" + b'{"name":"x","ph":"X","pid":1,"tid":1,"ts":1,"dur":1,"args":{}}\n',
         b"name,value\na,1\n",
         b"\x1f\x8b broken",
+        b"a\rb,c\n",
+        b'x,"a\rb\n' + b"\xff\r\xfe,\x00" * 9,
     ],
 )
 def test_what_is_no_trace_is_refused_with_what_would_be_one(tmp_path, content):
@@ -323,6 +325,36 @@ def test_what_is_no_trace_is_refused_with_what_would_be_one(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"file\.bin is no trace that can be read: it is neither"):
         load_trace(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_tables_may_end_as_on_any_system(tmp_path, end):
+    path = tmp_path / "times.csv"
+    path.write_bytes(end.join(["category,start,duration", "io,0,1", "io,2,3", ""]).encode())
+    trace = load_trace(path)
+    assert trace.spans["duration"].tolist() == [10**9, 3 * 10**9]
+    assert not any("understood" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize("column", ["rank", "duration", "start", "bytes", "step", "sample"])
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "inf", "nan", "9" * 40, "a\rb"])
+def test_numbers_for_which_there_is_no_room_are_left_out(tmp_path, column, value):
+    names = ["category", "start", "duration", "rank", "bytes", "step", "sample", "flags"]
+    row = dict.fromkeys(names, "1") | {"category": "io"}
+    lines = [names, [(row | {column: value})[name] for name in names], [*row.values()]]
+    path = tmp_path / "times.csv"
+    path.write_text("".join(",".join(each) + "\n" for each in lines))
+    trace = load_trace(path)
+    assert trace.spans["nbytes"].tolist() == [1]
+    assert any("cannot be understood" in note for note in trace.notes)
+
+
+def test_a_field_without_end_is_left_out(tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text(f"category,start,duration\nio,0,{'1' * 200_000}\nio,0,1\n")
+    trace = load_trace(path)
+    assert len(trace) == 1
+    assert any("cannot be understood" in note for note in trace.notes)
 
 
 def test_a_chrome_trace_of_somebody_else_is_refused(tmp_path):

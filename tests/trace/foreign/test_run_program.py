@@ -12,6 +12,7 @@ import pytest
 from hyperslab.errors import ConfigError
 from hyperslab.trace import Category, Flag, load_trace, report
 from hyperslab.trace.foreign import run_program as module
+from hyperslab.trace.foreign.convert import import_traces
 from hyperslab.trace.foreign.run_program import run_program
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
@@ -335,6 +336,15 @@ def test_shares_are_of_the_whole_life_of_a_program_however_it_ends(tmp_path, dat
     assert found.seconds >= 0.6
     assert found.share(Category.read) < 0.5
     assert len(load_trace(tmp_path / "traced").processes) == 1
+
+
+def test_an_imported_program_has_one_life(tmp_path, data):
+    run_program(["cat", str(data)], tmp_path / "traced")
+    import_traces([tmp_path / "traced"], tmp_path / "imported")
+    again = load_trace(tmp_path / "imported")
+    assert len(again.of(Category.other)) == 1
+    assert len(again) == len(load_trace(tmp_path / "traced"))
+    assert not any("ended is not known" in note for note in again.notes)
 
 
 def test_without_the_end_of_a_program_its_last_record_counts(tmp_path, data, python):

@@ -34,10 +34,13 @@ class Bandwidth:
 def bandwidth_of(trace: Trace, starts: Times, stops: Times) -> Bandwidth:
     if not len(starts):
         return Bandwidth(0.0, {}, {})
-    edges = np.linspace(int(starts.min()), int(stops.max()), NUM_BINS + 1).astype(np.int64)
+    begun, ended = int(starts.min()), int(stops.max())
+    # Floats hold nanoseconds of differences, not of times.
+    edges = begun + np.linspace(0, ended - begun, NUM_BINS + 1).astype(np.int64)
     seconds = float(edges[-1] - edges[0]) / NUM_BINS / 1e9 or 1e-9
     rank_of = np.array([process.rank for process in trace.processes] or [0], np.int64)
     ranks = sorted(set(rank_of.tolist()))
+    are_told = 1 < len(ranks) <= MOST_RANKS
     counted = counted_nbytes(trace.spans, trace.strings)
     has_bytes = counted > 0
     total: dict[str, NDArray[np.float64]] = {}
@@ -46,14 +49,14 @@ def bandwidth_of(trace: Trace, starts: Times, stops: Times) -> Bandwidth:
         nbytes = counted[chosen]
         begin, end = starts[chosen], stops[chosen]
         total[name] = np.diff(amounts_before(edges, begin, end, nbytes)) / seconds
-        if not 1 < len(ranks) <= MOST_RANKS:
+        if not are_told:
             continue
         mine = rank_of[trace.spans["process"][chosen]]
         for rank in ranks:
             of = mine == rank
             amounts = amounts_before(edges, begin[of], end[of], nbytes[of])
             of_ranks[rank][name] = np.diff(amounts) / seconds
-    return Bandwidth(seconds, total, of_ranks if len(ranks) <= MOST_RANKS else {})
+    return Bandwidth(seconds, total, of_ranks if are_told else {})
 
 
 def counted_nbytes(spans: NDArray[Any], strings: Sequence[str]) -> NDArray[np.int64]:

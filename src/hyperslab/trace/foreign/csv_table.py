@@ -8,11 +8,13 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
+from itertools import count
+from math import isfinite
 from typing import Any
 
 from hyperslab.errors import FormatError
 from hyperslab.trace.file import FileContent
-from hyperslab.trace.foreign.spans import ImportedProcess, nanoseconds
+from hyperslab.trace.foreign.spans import MOST_RANKS, ImportedProcess, nanoseconds
 from hyperslab.trace.foreign.texts import TextFile
 from hyperslab.trace.span import Category, Flag, Tier
 
@@ -62,6 +64,7 @@ _WORDS = {
 _CATEGORIES = {name: each for each, names in _WORDS.items() for name in names}
 _CATEGORIES |= {each.name: each for each in Category}
 _UNIT = re.compile(r"^(.*?)[ _]*[\[(]?(?:(?<=[ _\[(])|(?<=\())(s|sec|seconds|ms|us|ns)[\])]?$")
+_LINE_END = re.compile(r"\r\n|\n|\r")
 _SINCE_1973 = 100_000_000 * 1_000_000_000
 WANTED = (
     "a table of spans has a heading with 'category', 'start' and 'duration' (or 'stop'), and may "
@@ -76,9 +79,12 @@ def split_heading(start: str) -> tuple[str, dict[str, tuple[int, int]]]:
     >>> split_heading("Rank;Category;Start (ms);Duration_us")[1]["start"]
     (2, 1000000)
     """
-    first = start.lstrip("\ufeff").split("\n", 1)[0].rstrip("\r")
+    first = _LINE_END.split(start.lstrip("\ufeff"), maxsplit=1)[0]
     delimiter = max(",;\t", key=first.count)
-    heading = next(csv.reader([first], delimiter=delimiter), [])
+    try:
+        heading = next(csv.reader([first], delimiter=delimiter), [])
+    except csv.Error:
+        return delimiter, {}
     found: dict[str, tuple[int, int]] = {}
     for place, told in enumerate(heading):
         name, unit_ns = _name_and_unit(told.strip().lower().lstrip("#").strip())
@@ -109,14 +115,17 @@ def read_csv_table(file: TextFile) -> list[FileContent]:
         raise FormatError(f"{file.path} has no column of durations: {WANTED}")
     table = _Table(columns)
     wrong: list[int] = []
-    lines = file.lines()
+    lines = (line for whole in file.lines() for line in _LINE_END.split(whole.removesuffix("\r")))
     next(lines, None)
-    for number, row in enumerate(csv.reader(lines, delimiter=delimiter), 2):
-        if any(row):
-            try:
+    rows = csv.reader(lines, delimiter=delimiter)
+    for number in count(2):
+        try:
+            if (row := next(rows, None)) is None:
+                break
+            if any(row):
                 table.add(row)
-            except (ValueError, IndexError):
-                wrong.append(number)
+        except (ValueError, IndexError, csv.Error):
+            wrong.append(number)
     if wrong:
         file.notes.append(
             f"{file.path} has {len(wrong)} lines that cannot be understood, the first of them "
@@ -162,6 +171,8 @@ class _Table:
     def _process(self, told: Mapping[str, str], start: int) -> ImportedProcess:
         text, host = told.get("process", ""), told.get("node", "")
         rank = _whole(told, "rank", _whole(told, "process", 0) if "rank" not in told else 0)
+        if not 0 <= rank <= MOST_RANKS:
+            raise ValueError("not a rank")
         found = self.processes.get((host, text, rank))
         if found is None:
             facts: dict[str, Any] = {"rank": rank, "host": host, "clock": f"{host} table"}
@@ -182,7 +193,10 @@ def _whole(told: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        return int(float(text))
+        found = float(text)
+        if not isfinite(found):
+            raise
+        return int(found)
 
 
 def _tier(told: str, category: Category) -> Tier:

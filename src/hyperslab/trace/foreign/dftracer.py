@@ -82,7 +82,7 @@ def read_dftracer(file: TextFile) -> list[FileContent]:
     for event in later:
         try:
             _add(processes, texts, event)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             num_wrong += 1
     if num_wrong:
         file.notes.append(f"{file.path} has {num_wrong} lines that cannot be understood: left out")
@@ -164,5 +164,5 @@ def _category(told: str, name: str) -> tuple[Category, Flag, Tier]:
 def _number(args: Mapping[str, Any], name: str, default: int) -> int:
     try:
         return int(args.get(name, default))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return default

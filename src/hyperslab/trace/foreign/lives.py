@@ -49,6 +49,8 @@ def add_lives(contents: Sequence[FileContent]) -> list[FileContent]:
             alive.setdefault(who, []).append(content)
     for of_rank in alive.values():
         _add(of_rank, [life.facts[_RAN] for life in lives if _is_of(life, of_rank[0])])
+        for content in of_rank:
+            del content.facts["begun"]  # or files that are written of it would be given another
     return others or list(contents)
 
 

@@ -15,6 +15,8 @@ from hyperslab.trace.span import SPAN, Category, Thread, Tier, empty_spans
 
 MOST_NS = 1 << 61
 """What is later or longer is no time."""
+MOST_RANKS = (1 << 31) - 1
+_MOST, _MOST_STEPS = (1 << 63) - 1, (1 << 31) - 1
 
 _DECIMAL = re.compile(r"(-)?(\d+)(?:\.(\d*))?")
 _COLUMNS = {name: "q" for name in SPAN.names or () if name != "process"}
@@ -49,6 +51,10 @@ class ImportedProcess:
         """A span of a thread, which may be told apart by any value. Times are in nanoseconds."""
         if not (0 <= duration < MOST_NS and abs(start) < MOST_NS):
             raise ValueError("not a time")
+        if not (abs(nbytes) <= _MOST and abs(sample) <= _MOST):
+            raise ValueError("more than there can be")
+        if max(abs(step), abs(epoch)) > _MOST_STEPS:
+            raise ValueError("not a step")
         strings, threads = self._strings, self._threads
         name_number = strings.setdefault(name, len(strings))
         layer_number = strings.setdefault(layer, len(strings))
@@ -90,7 +96,7 @@ def nanoseconds(value: Any, unit_ns: int, base_ns: int = 0) -> int:
         digits = (fraction or "0")[:18]
         found: int = int(whole) * unit_ns + int(digits) * unit_ns // 10 ** len(digits)
         return base_ns + (-found if sign else found)
-    found_float = float(value)
+    found_float = float(value) * unit_ns
     if not isfinite(found_float):
         raise ValueError("not a time")
-    return round(found_float * unit_ns) + base_ns
+    return round(found_float) + base_ns

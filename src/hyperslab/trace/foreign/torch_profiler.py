@@ -47,7 +47,7 @@ def read_torch_profiler(file: TextFile) -> list[FileContent]:
             elif told.get("name") == "thread_name":
                 thread = (told.get("pid"), told.get("tid"))
                 process.name_thread(thread, str(told["args"]["name"]))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             num_wrong += 1
     if num_wrong:
         file.notes.append(f"{file.path} has {num_wrong} events that cannot be understood: left out")

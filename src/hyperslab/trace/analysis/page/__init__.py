@@ -17,6 +17,7 @@ from hyperslab.trace.analysis.page.content import (
     run_content,
 )
 from hyperslab.trace.analysis.runs import RUN_COLUMNS, lines_of_runs, run_row, runs_verdict
+from hyperslab.trace.file import printable
 
 if TYPE_CHECKING:
     from hyperslab.trace.analysis.report import Report
@@ -35,7 +36,8 @@ def to_html(reports: Sequence[Report]) -> str:
     packed = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
     parts.append(f'<script type="application/json" id="trace-data">{packed}</script>')
     script, style = _shipped("report.js"), _shipped("report.css")
-    return document(f"Trace of {title}", "\n".join(parts), style=style, script=script)
+    page = document(f"Trace of {title}", "\n".join(parts), style=style, script=script)
+    return printable(page)
 
 
 def _shipped(name: str) -> str:

@@ -261,8 +261,17 @@ class Lines {
   }
   draw() {
     const names = Object.keys(this.series), canvas = this.canvas, ratio = devicePixelRatio || 1;
-    this.key.replaceChildren(...names.flatMap((name, i) =>
-      [make("span", { style: `background:${Lines.colours[i % Lines.colours.length]}` }), shown(name)]));
+    // Lines of one category have its colour, and dashes tell them apart.
+    const category = (name) => name.split(" ")[0];
+    const colour = (name) => data.colours[category(name)];
+    const dash = (name) => Lines.dashes[Math.min(Lines.dashes.length - 1,
+      names.filter((each) => category(each) === category(name)).indexOf(name))];
+    this.key.replaceChildren(...names.flatMap((name) => {
+      const [on, off] = dash(name).length ? dash(name) : [1, 0];
+      const stripes = `${colour(name)} 0 ${on}px, transparent ${on}px ${on + off}px`;
+      return [make("span", { style: `background:repeating-linear-gradient(90deg, ${stripes})`,
+        "data-colour": colour(name) }), shown(name)];
+    }));
     const wide = canvas.clientWidth || 900, tall = 170;
     canvas.width = wide * ratio;
     canvas.height = tall * ratio;
@@ -282,9 +291,10 @@ class Lines {
     }
     c.fillText(seconds(start), left, tall - 4);
     c.fillText(seconds(stop), left + width - 40, tall - 4);
-    names.forEach((name, i) => {
+    names.forEach((name) => {
       const values = this.series[name], column = this.whole / values.length;
-      c.strokeStyle = Lines.colours[i % Lines.colours.length];
+      c.strokeStyle = colour(name);
+      c.setLineDash(dash(name));
       c.lineWidth = 1.5;
       c.beginPath();
       values.forEach((value, j) => {
@@ -298,7 +308,7 @@ class Lines {
     });
   }
 }
-Lines.colours = ["#2a6f97", "#d1603d", "#4c956c", "#e9c46a", "#9d5bd2", "#48cae4", "#6d597a"];
+Lines.dashes = [[], [6, 3], [2, 3], [9, 6], [1, 5]];
 
 function showRun(run, section) {
   const find = (name) => section.querySelector("." + name);
